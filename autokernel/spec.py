@@ -1,0 +1,157 @@
+"""What the judge must know about an op: `KernelSpec`, and how a `Case` becomes tensors.
+
+`reference.py` fills one spec per op; nothing here knows any op by name. Values always come from a seed that the
+caller chooses, so that the judge can keep them secret.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autokernel.records import Case, Scalar, TensorMeta, Tolerance
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "bool": torch.bool,
+}
+DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+
+DEFAULT_TOLERANCES: Mapping[str, Tolerance] = {
+    "fp16": Tolerance(atol=1e-2, rtol=1e-2),
+    "bf16": Tolerance(atol=2e-2, rtol=2e-2),
+    "fp32": Tolerance(atol=1e-4, rtol=1e-4),
+}
+"""Absolute tolerances by dtype as the project promises them; the judge scales `atol` to the output's magnitude."""
+
+Inputs = dict[str, Any]
+"""Arguments of one call in signature order: tensors and scalars by name."""
+
+Fill = Callable[[TensorMeta, torch.Generator, Mapping[str, Scalar]], Tensor]
+"""(meta, generator, case scalars) -> contiguous CPU tensor of `meta.shape`, in fp64 for floating dtypes."""
+
+Adversary = Callable[[Inputs, torch.Generator], Inputs]
+"""Turns ordinary inputs into hard ones of the same shapes and dtypes (large equal rows, say)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spelling:
+    """One way in which models write an op in PyTorch, to be traced and matched on a captured graph.
+
+    `fn` takes the op's tensor arguments by name, plus the scalars named in `captured`, whose values are read off the
+    matched graph (an eps, a scale). `scalars` are the op's scalars that this spelling implies (`causal=True`).
+    """
+
+    name: str
+    fn: Callable[..., Tensor]
+    scalars: Mapping[str, Scalar] = field(default_factory=dict)
+    captured: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSpec:
+    """Everything about one op that judge, profiler and matcher need.
+
+    `oracle` is plain PyTorch and defines signature and meaning; the judge calls it on fp64 copies of the inputs.
+    `cases` is the sweep (small, any dtype via `Case.with_dtype`), its first case is the smoke test. `edges` hold sizes
+    that are no power of two, size one and empty. `adversarial` maps a name to a transformation of `stress_case`'s
+    inputs. `flops` and `bytes_moved` count the useful work of a case. `allowed_aten` lists calls a candidate may make
+    beyond allocation and views. `baselines` are PyTorch's own best ways to compute the op, with the oracle's signature.
+    """
+
+    op: str
+    oracle: Callable[..., Tensor]
+    fills: Mapping[str, Fill]
+    cases: tuple[Case, ...]
+    edges: tuple[Case, ...]
+    stress_case: Case
+    adversarial: Mapping[str, Adversary]
+    flops: Callable[[Case], int]
+    bytes_moved: Callable[[Case], int]
+    baselines: Mapping[str, Callable[..., Tensor]]
+    spellings: tuple[Spelling, ...] = ()
+    allowed_aten: frozenset[str] = frozenset()
+    dtypes: tuple[str, ...] = ("fp32", "bf16", "fp16")
+    tolerances: Mapping[str, Tolerance] = field(default_factory=lambda: DEFAULT_TOLERANCES)
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """The signature that the oracle, the starters and every candidate share."""
+        return inspect.signature(self.oracle)
+
+    def make_inputs(self, case: Case, seed: int, device: str = "cpu") -> Inputs:
+        """Arguments for `case`, from `seed`, in signature order, with the case's shapes, dtypes and strides."""
+        generator = torch.Generator().manual_seed(seed)
+        inputs: Inputs = {}
+        for name, parameter in self.signature.parameters.items():
+            if name in case.tensors:
+                meta = case.tensors[name]
+                values = self.fills[name](meta, generator, case.scalars)
+                inputs[name] = place(values, meta, device)
+            elif name in case.scalars:
+                inputs[name] = case.scalars[name]
+            else:
+                inputs[name] = parameter.default
+        return inputs
+
+
+def place(values: Tensor, meta: TensorMeta, device: str) -> Tensor:
+    """`values` copied into a fresh tensor with `meta`'s dtype and strides on `device`."""
+    stride = meta.stride if meta.stride is not None else contiguous_stride(meta.shape)
+    # A stride of zero (an expanded tensor) makes elements share memory: fill the base, then expand it.
+    base_shape = [1 if step == 0 else size for size, step in zip(meta.shape, stride, strict=True)]
+    out = torch.empty_strided(base_shape, stride, dtype=DTYPES[meta.dtype], device=device)
+    index = tuple(slice(0, size) for size in base_shape)
+    out.copy_(values[index])
+    return out.expand(meta.shape) if list(meta.shape) != base_shape else out
+
+
+def contiguous_stride(shape: Iterable[int]) -> tuple[int, ...]:
+    """Row-major strides in elements, as PyTorch counts them (a size of 0 counts as 1)."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(list(shape)):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def describe(tensor: Tensor) -> TensorMeta:
+    """Shape, dtype and strides of a tensor; a contiguous one gets stride None.
+
+    Raises: KeyError for a dtype that no op of ours takes.
+    """
+    stride = None if tensor.is_contiguous() else tuple(tensor.stride())
+    return TensorMeta(shape=tuple(tensor.shape), dtype=DTYPE_NAMES[tensor.dtype], stride=stride)
+
+
+def upcast(inputs: Inputs, dtype: torch.dtype = torch.float64) -> Inputs:
+    """A copy of `inputs` with floating tensors in `dtype`; other values are passed through."""
+    return {
+        name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
+
+
+def build_case(
+    op: str, name: str, dtype: str = "fp32", *, scalars: Mapping[str, Scalar] | None = None, **shapes: tuple[int, ...]
+) -> Case:
+    """A contiguous case with every tensor in `dtype`; `shapes` maps tensor arguments to shapes."""
+    tensors = {argument: TensorMeta(shape=shape, dtype=dtype) for argument, shape in shapes.items()}
+    return Case(op=op, name=name, dtype=dtype, tensors=tensors, scalars=dict(scalars or {}))
+
+
+def retype(case: Case, **dtypes: str) -> Case:
+    """`case` with the named tensors in other dtypes (integer targets, say)."""
+    tensors = {n: replace(m, dtype=dtypes[n]) if n in dtypes else m for n, m in case.tensors.items()}
+    return replace(case, tensors=tensors)
