@@ -1,0 +1,69 @@
+"""`KernelHistory`: all that has happened to one op in a run. Rules, agents, live view and report read it; no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from autokernel.records import Baseline, Decision, Experiment, PlannedOp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelHistory:
+    """The experiments on one op so far and its incumbent.
+
+    `incumbent_us` is the incumbent's latency for one forward's worth of the op's calls, from the newest measurement.
+    `floor_us` is the time the measured ceilings of the device allow at best (None: unknown). `active_s` counts only
+    time spent on this op, over all sessions of the run. `stop_reason` is set once the loop has moved on.
+    """
+
+    planned: PlannedOp
+    backend: str
+    device: str
+    baseline: Baseline
+    incumbent: str
+    incumbent_us: float
+    floor_us: float | None = None
+    experiments: tuple[Experiment, ...] = ()
+    active_s: float = 0.0
+    stop_reason: str | None = None
+
+    @property
+    def op(self) -> str:
+        """Name of the op."""
+        return self.planned.op
+
+    @property
+    def reverts_in_a_row(self) -> int:
+        """Experiments since the last kept one."""
+        count = 0
+        for experiment in reversed(self.experiments):
+            if experiment.decision is Decision.KEEP:
+                break
+            count += 1
+        return count
+
+    @property
+    def speedup_vs_baseline(self) -> float:
+        """Latency of PyTorch's fastest way / latency of the incumbent."""
+        return self.baseline.latency_us / self.incumbent_us
+
+    @property
+    def roofline_fraction(self) -> float | None:
+        """Share of the measured ceilings that the incumbent reaches, in [0, 1]; None where they are unknown."""
+        return None if self.floor_us is None else min(1.0, self.floor_us / self.incumbent_us)
+
+    def add(self, experiment: Experiment) -> KernelHistory:
+        """The history with one more experiment; a kept one becomes the incumbent."""
+        kept = experiment.decision is Decision.KEEP
+        newest_us = experiment.latency_us if kept else experiment.incumbent_us
+        return replace(
+            self,
+            experiments=(*self.experiments, experiment),
+            incumbent=experiment.proposal.kernel_py if kept else self.incumbent,
+            incumbent_us=newest_us or self.incumbent_us,
+            active_s=self.active_s + experiment.seconds,
+        )
+
+    def stopped(self, reason: str) -> KernelHistory:
+        """The history, closed with the reason why the loop moved on."""
+        return replace(self, stop_reason=reason)
