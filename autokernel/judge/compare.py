@@ -1,0 +1,112 @@
+"""Is an output right? Two conditions against an fp64 truth, both of which must hold.
+
+1. The promised tolerance: |error| <= atol * rms(truth) + rtol * |truth|. The absolute part scales with the output's own
+   magnitude, so that no output is small enough to be zero.
+2. PyTorch's own accuracy: the error may not exceed a small multiple of what PyTorch's op makes in the same dtype on the
+   same inputs, per row of the last dimension, plus one rounding of the output and the reordering of an fp32 sum.
+
+NaN and infinity must match by position. An element is "lost" when its error exceeds half its value; no more elements may
+be lost than PyTorch loses, so that flushing small values to zero is seen however small they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from autokernel.records import Tolerance
+
+NATIVE_FACTOR = 8.0
+"""How many times PyTorch's own row error is still accepted: other summation orders differ by a few times."""
+
+FP32_REORDER = 64 * 2.0**-24
+"""Relative error of an fp32 sum in another order (about sqrt(4096) roundings), on the row's largest value."""
+
+LOST_FRACTION = 1e-3
+ROUNDING = {"fp32": 2.0**-23, "bf16": 2.0**-7, "fp16": 2.0**-10}
+"""One unit in the last place, relative: twice the error of a correct rounding, so that truncation passes too."""
+
+SMALLEST_NORMAL = {"fp32": 2.0**-126, "bf16": 2.0**-126, "fp16": 2.0**-14}
+LARGEST = {"fp32": 3.4028e38, "bf16": 3.3895e38, "fp16": 65504.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truth:
+    """fp64 output of the oracle, and the absolute error of PyTorch's own op in the tested dtype (fp64, same shape)."""
+
+    value: Tensor
+    native_error: Tensor
+
+
+def native_error(native: Tensor, truth: Tensor) -> Tensor:
+    """Absolute error of PyTorch's own result; 0 where it is not finite, as that is no yardstick."""
+    error = (native.to(torch.float64) - truth).abs()
+    return torch.where(error.isfinite(), error, torch.zeros_like(error))
+
+
+def mismatch(actual: Tensor, truth: Truth, dtype: str, tolerance: Tolerance) -> str | None:
+    """None when `actual` is right, else one line that says where and by how much it is wrong.
+
+    `actual` and `truth.value` have the same shape; `actual` is in `dtype`, the truth in fp64.
+    """
+    if actual.numel() == 0:
+        return None
+    got, want = _rows(actual.to(torch.float64)), _rows(truth.value)
+    if reason := _non_finite_mismatch(got, want, dtype):
+        return reason
+    finite = want.isfinite() & (want.abs() <= LARGEST[dtype])
+    zero = torch.zeros_like(want)
+    size = torch.where(finite, want.abs(), zero)
+    error = torch.where(finite & got.isfinite(), (got - want).abs(), zero)
+    native = _rows(truth.native_error)
+    rms = size.square().mean().sqrt()
+    tiny = SMALLEST_NORMAL[dtype]
+    promised = tolerance.atol * rms + tolerance.rtol * size + tiny
+    row_native = native.amax(dim=-1, keepdim=True)
+    row_size = size.amax(dim=-1, keepdim=True)
+    usual = NATIVE_FACTOR * row_native + ROUNDING[dtype] * size + FP32_REORDER * row_size + tiny
+    for limit, name in ((promised, "the promised tolerance"), (usual, "PyTorch's own accuracy")):
+        if (error > limit).any():
+            return _worst(error / limit, got, want, name, actual.shape)
+    lost = ((error > 0.5 * size) & (size > 16 * tiny)).double().mean().item()
+    native_lost = ((native > 0.5 * size) & (size > 16 * tiny)).double().mean().item()
+    if lost > 2 * native_lost + LOST_FRACTION:
+        return f"{lost:.2%} of the elements are off by more than half their value (PyTorch: {native_lost:.2%})"
+    return None
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """[rows, cols] view with the last dimension as columns; a vector or scalar is one row."""
+    return tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() > 1 else tensor.reshape(1, -1)
+
+
+def _non_finite_mismatch(got: Tensor, want: Tensor, dtype: str) -> str | None:
+    if (nan := got.isnan() != want.isnan()).any():
+        at = int(nan.reshape(-1).nonzero()[0])
+        return f"NaN where it should not be, or missing: element {at} is {_at(got, at)}, should be {_at(want, at)}"
+    # A truth beyond the dtype's range must become infinite; within one rounding of the limit either answer is right.
+    limit = LARGEST[dtype]
+    overflow = want.abs() > limit * (1 + ROUNDING[dtype])
+    certain = want.isinf() | overflow | (want.abs() <= limit * (1 - ROUNDING[dtype]))
+    expected = (want.isinf() | overflow) * want.sign()
+    wrong = certain & ((got.isinf() * got.sign()) != expected) & ~want.isnan()
+    if wrong.any():
+        at = int(wrong.reshape(-1).nonzero()[0])
+        return f"infinity where it should not be, or missing: element {at} is {_at(got, at)}, should be {_at(want, at)}"
+    return None
+
+
+def _worst(excess: Tensor, got: Tensor, want: Tensor, name: str, shape: torch.Size) -> str:
+    at = int(excess.argmax())
+    index = [int(i) for i in torch.unravel_index(torch.tensor(at), shape)] if shape else []
+    count = int((excess > 1).sum())
+    return (
+        f"outside {name}: {count} of {excess.numel()} elements; worst at {index}: got {_at(got, at)}, "
+        f"should be {_at(want, at)} ({float(excess.max()):.3g} x the limit)"
+    )
+
+
+def _at(tensor: Tensor, index: int) -> str:
+    return f"{float(tensor.reshape(-1)[index]):.6g}"

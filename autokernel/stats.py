@@ -1,0 +1,38 @@
+"""Medians and distribution-free intervals for interleaved measurements; no torch."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from autokernel.records import Interval
+
+CONFIDENCE = 0.95
+MIN_BLOCKS = 6  # the fewest pairs whose extremes bracket the median with 95 % confidence: 1 - 2 * 0.5**6 = 0.969
+
+
+def ratio_interval(numerator_us: Sequence[float], denominator_us: Sequence[float]) -> Interval:
+    """Median of the paired ratios with a 95 % interval from order statistics.
+
+    The k-th smallest and k-th largest of n ratios bracket the true median with probability 1 - 2 P(Bin(n, 1/2) < k),
+    whatever the distribution (the sign test turned round), so that no normality and no resampling seed is needed.
+    Pairs should be blocks long enough to be independent of each other; consecutive single calls are not.
+
+    Raises: ValueError for unequal lengths or fewer than `MIN_BLOCKS` pairs.
+    """
+    if len(numerator_us) != len(denominator_us) or len(numerator_us) < MIN_BLOCKS:
+        raise ValueError(f"need {MIN_BLOCKS} or more pairs, got {len(numerator_us)} and {len(denominator_us)}")
+    ratios = sorted(a / b for a, b in zip(numerator_us, denominator_us, strict=True))
+    rank = _interval_rank(len(ratios))
+    return Interval(low=ratios[rank - 1], estimate=statistics.median(ratios), high=ratios[-rank])
+
+
+def _interval_rank(n: int) -> int:
+    """Largest k with 1 - 2 P(Bin(n, 1/2) < k) >= CONFIDENCE."""
+    tail, k = 0.0, 0
+    while True:
+        tail += math.comb(n, k) / 2**n
+        if 1 - 2 * tail < CONFIDENCE:
+            return k
+        k += 1
