@@ -6,15 +6,10 @@ every choice made on the user's behalf is a line in `LoadedModel.notes`. What th
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
 import inspect
-import linecache
-import random
-import sys
-import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -22,17 +17,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from autokernel.errors import AutokernelError, ConfigError, DeviceError
+from autokernel.errors import ConfigError, DeviceError
 from autokernel.loading import load_file
-from autokernel.spec import DTYPE_NAMES, DTYPES
+from autokernel.modelinputs import as_call, describe_inputs, kind_of, named_leaves, place_inputs, shown_call
+from autokernel.spec import DTYPES
+from autokernel.usercode import blaming, importable, seeded, shown_exception
 
 CONVENTION = "a model file defines `class Model(nn.Module)`, `get_inputs()` and, if Model takes arguments, "
 CONVENTION += "`get_init_inputs()`; or name a factory that returns (model, inputs): model.py:build"
-
-_siblings: set[str] = set()
-"""Modules that earlier model files imported from their own folders; another file may have a sibling of that name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +64,11 @@ def load_model(spec: str, *, device: str = "cpu", dtype: str | None = None, seed
     target = checked_device(device)
     if dtype is not None and (dtype not in DTYPES or not DTYPES[dtype].is_floating_point):
         raise ConfigError(f"unknown dtype {dtype!r}", hint="use fp32, bf16, fp16 or fp64")
-    with _seeded(seed, target):
+    with seeded(seed, target):
         source = _load(spec)
         model = _place_model(source, target, dtype)
     args, kwargs, input_notes = as_call(source.inputs)
-    args, kwargs = _place_inputs(args, kwargs, target, dtype)
+    args, kwargs = place_inputs(args, kwargs, target, dtype)
     notes = [*source.notes, *input_notes]
     if dtype is not None:
         notes.append(f"floating parameters and inputs cast to {dtype}")
@@ -140,14 +133,14 @@ def _from_file(path: Path, attribute: str) -> Source:
         raise ConfigError(f"{path} is not a Python file (its name does not end in .py)", hint=CONVENTION)
     path = path.resolve()
     name = f"autokernel_model_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    with _importable(path.parent):
-        with _blaming(f"{path.name} could not be loaded", path):
+    with importable(path.parent):
+        with blaming(f"{path.name} could not be loaded", path):
             module = load_file(path, name)
         return _build(module, path, attribute)
 
 
 def _from_module(place: str, attribute: str) -> Source:
-    with _importable(Path.cwd()):
+    with importable(Path.cwd()):
         try:
             module = importlib.import_module(place)
         except ModuleNotFoundError as error:
@@ -172,7 +165,7 @@ def _build(module: ModuleType, path: Path, attribute: str) -> Source:
     if isinstance(made, type):
         model, notes = _construct(made, module, path)
         return Source(model=model, inputs=_call_get_inputs(module, path), name=name, notes=notes)
-    with _blaming(f"{path.name}: {attribute or 'Model'}() raised", path):
+    with blaming(f"{path.name}: {attribute or 'Model'}() raised", path):
         result = made()
     if isinstance(result, nn.Module):
         note = f"{attribute or 'Model'}() returned a model alone; inputs come from get_inputs()"
@@ -180,7 +173,7 @@ def _build(module: ModuleType, path: Path, attribute: str) -> Source:
     if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], nn.Module):
         return Source(model=result[0], inputs=result[1], name=name)
     raise ConfigError(
-        f"{path.name}: {attribute or 'Model'}() returned {_kind(result)}, not (model, inputs)", hint=CONVENTION
+        f"{path.name}: {attribute or 'Model'}() returned {kind_of(result)}, not (model, inputs)", hint=CONVENTION
     )
 
 
@@ -200,11 +193,11 @@ def _construct(cls: type[nn.Module], module: ModuleType, path: Path) -> tuple[nn
     given: Any = []
     get_init_inputs = getattr(module, "get_init_inputs", None)
     if get_init_inputs is not None:
-        with _blaming(f"{path.name}: get_init_inputs() raised", path):
+        with blaming(f"{path.name}: get_init_inputs() raised", path):
             given = get_init_inputs()
     args, kwargs, notes = as_call(given, source="get_init_inputs()")
     hint = "" if get_init_inputs else "define get_init_inputs() if Model needs arguments"
-    with _blaming(f"{path.name}: {cls.__name__}({_short(args, kwargs)}) raised", path, hint=hint):
+    with blaming(f"{path.name}: {cls.__name__}({shown_call(args, kwargs)}) raised", path, hint=hint):
         return cls(*args, **kwargs), notes
 
 
@@ -212,37 +205,11 @@ def _call_get_inputs(module: ModuleType, path: Path) -> Any:
     get_inputs: Callable[[], Any] | None = getattr(module, "get_inputs", None)
     if get_inputs is None:
         raise ConfigError(f"{path.name} has no get_inputs()", hint="define get_inputs(), returning forward's arguments")
-    with _blaming(f"{path.name}: get_inputs() raised", path):
+    with blaming(f"{path.name}: get_inputs() raised", path):
         return get_inputs()
 
 
-# --- inputs ----------------------------------------------------------------------------------------------------------
-
-
-def as_call(given: Any, *, source: str = "get_inputs()") -> tuple[tuple[Any, ...], dict[str, Any], tuple[str, ...]]:
-    """(args, kwargs, notes) of a call, from a list of arguments, a dict of keywords, or [args, kwargs].
-
-    Raises: ConfigError when `given` is none of these.
-    """
-    if isinstance(given, Mapping):
-        return (), _keywords(given, source), ()
-    if isinstance(given, list | tuple):
-        pair = len(given) == 2 and isinstance(given[0], list | tuple) and isinstance(given[1], Mapping)
-        if pair and all(isinstance(key, str) for key in given[1]):
-            note = f"{source} returned a sequence and a dict: read as (args, kwargs)"
-            return tuple(given[0]), dict(given[1]), (note,)
-        return tuple(given), {}, ()
-    if isinstance(given, Tensor):
-        return (given,), {}, (f"{source} returned one tensor: read as the only argument",)
-    raise ConfigError(
-        f"{source} returned {_kind(given)}", hint="return a list of arguments, a dict of keywords, or (args, kwargs)"
-    )
-
-
-def describe_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """One line: each leaf of the inputs with its name, shape, dtype and device."""
-    leaves = [f"{name}: {_leaf(value)}" for name, value in _named_leaves(args, kwargs)]
-    return "; ".join(leaves) if leaves else "none"
+# --- placing and running ---------------------------------------------------------------------------------------------
 
 
 def check_devices(loaded: LoadedModel) -> None:
@@ -250,32 +217,13 @@ def check_devices(loaded: LoadedModel) -> None:
     own = next(iter([*loaded.model.parameters(), *loaded.model.buffers()]), None)
     if own is None:
         return
-    for name, value in _named_leaves(loaded.args, loaded.kwargs):
+    for name, value in named_leaves(loaded.args, loaded.kwargs):
         # PyTorch lets a 0-dimensional CPU tensor meet tensors of any device.
         if isinstance(value, Tensor) and value.device != own.device and value.dim() > 0:
             raise ConfigError(
                 f"{loaded.name}: {name} is on {value.device}, the parameters are on {own.device}",
                 hint="create inputs on the CPU and choose the device with --device",
             )
-
-
-def _place_inputs(
-    args: tuple[Any, ...], kwargs: dict[str, Any], target: torch.device, dtype: str | None
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    for name, value in _named_leaves(args, kwargs):
-        if isinstance(value, Tensor) and value.device not in (torch.device("cpu"), target):
-            raise ConfigError(
-                f"{name} of get_inputs() is on {value.device}, the model is on {target}",
-                hint="create inputs on the CPU and choose the device with --device",
-            )
-
-    def place(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        floating = dtype is not None and value.is_floating_point()
-        return value.detach().to(device=target, dtype=DTYPES[dtype] if dtype and floating else value.dtype)
-
-    return pytree.tree_map(place, args), pytree.tree_map(place, kwargs)
 
 
 def _place_model(source: Source, target: torch.device, dtype: str | None) -> nn.Module:
@@ -287,73 +235,6 @@ def _place_model(source: Source, target: torch.device, dtype: str | None) -> nn.
             f"{source.name}: the model cannot be moved to {target}: {shown_exception(error, None)}",
             hint="parameters must hold values (not be on the meta device) and fit into memory",
         ) from None
-
-
-def _named_leaves(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for index, arg in enumerate(args):
-        for path, leaf in pytree.tree_flatten_with_path(arg)[0]:
-            yield f"argument {index}{pytree.keystr(path)}", leaf
-    for key, value in kwargs.items():
-        for path, leaf in pytree.tree_flatten_with_path(value)[0]:
-            yield f"argument {key!r}{pytree.keystr(path)}", leaf
-
-
-def _keywords(given: Mapping[Any, Any], source: str) -> dict[str, Any]:
-    wrong = next((key for key in given if not isinstance(key, str)), None)
-    if wrong is not None:
-        raise ConfigError(f"{source} returned a dict with the key {wrong!r}", hint="keys are forward's argument names")
-    return dict(given)
-
-
-def _leaf(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return _kind(value) if len(repr(value)) > 40 else repr(value)
-    name = DTYPE_NAMES.get(value.dtype, str(value.dtype).removeprefix("torch."))
-    return f"{list(value.shape)} {name} {value.device}"
-
-
-def _kind(value: Any) -> str:
-    return "None" if value is None else f"a value of type {type(value).__name__}"
-
-
-def _short(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    shown = [_leaf(arg) for arg in args] + [f"{key}={_leaf(value)}" for key, value in kwargs.items()]
-    return ", ".join(shown)
-
-
-# --- the user's own faults, shown as such ----------------------------------------------------------------------------
-
-
-def shown_exception(error: BaseException, path: Path | None) -> str:
-    """`KeyError: 'x' (model.py:12: y = table["x"])`: the exception and the user's line that led to it.
-
-    The line is the innermost one in `path`, else in its folder, else the innermost of all.
-    """
-    text = f"{type(error).__name__}: {str(error).strip()}".rstrip(": ")
-    if isinstance(error, SyntaxError):
-        where = f"{Path(error.filename or '?').name}:{error.lineno}"
-        line = (error.text or "").strip()
-        return f"{type(error).__name__}: {error.msg} ({where}: {line})" if line else f"{text} ({where})"
-    frames = [(Path(frame.f_code.co_filename), line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    frames = [(file, line) for file, line in frames if file != Path(__file__) and not str(file).startswith("<")]
-    own = [frame for frame in frames if path is not None and frame[0] == path]
-    near = [frame for frame in frames if path is not None and path.parent in frame[0].parents]
-    chosen = (own or near or frames)[-1:]
-    if not chosen:
-        return text
-    file, number = chosen[0]
-    return f"{text} ({file.name}:{number}: {linecache.getline(str(file), number).strip()})"
-
-
-@contextlib.contextmanager
-def _blaming(what: str, path: Path, *, hint: str = "") -> Iterator[None]:
-    """Turn any exception of the user's code into a ConfigError that shows it."""
-    try:
-        yield
-    except AutokernelError:
-        raise
-    except (Exception, SystemExit) as error:  # sys.exit() in a user's file must not end us without a word
-        raise ConfigError(f"{what}: {shown_exception(error, path)}", hint=hint or "fix the model file") from None
 
 
 def _model_file(model: nn.Module) -> Path | None:
@@ -369,41 +250,3 @@ def _forward_hint(error: Exception) -> str:
     if "device" in str(error):
         return "register plain tensors of the model as buffers, so that they move with it"
     return "get_inputs() must return what forward takes"
-
-
-@contextlib.contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    """`folder` first on sys.path, as `python file.py` would have it; sys.path is as before afterwards."""
-    before, known = list(sys.path), set(sys.modules)
-    for name in list(_siblings):
-        if any((folder / candidate).exists() for candidate in (f"{name}.py", name)):
-            for stale in [key for key in sys.modules if key.partition(".")[0] == name]:
-                del sys.modules[stale]
-    sys.path.insert(0, str(folder))
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        sys.path[:] = before
-        for name in set(sys.modules) - known:
-            file = getattr(sys.modules[name], "__file__", None)
-            if file and folder in Path(file).parents and not name.startswith("autokernel"):
-                _siblings.add(name.partition(".")[0])
-
-
-@contextlib.contextmanager
-def _seeded(seed: int, target: torch.device) -> Iterator[None]:
-    """Fixed random numbers inside (torch, random, numpy if loaded); the caller's generators are untouched."""
-    numpy: Any = sys.modules.get("numpy")
-    python_state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
-    with torch.random.fork_rng(devices=[target.index] if target.type == "cuda" else []):
-        torch.manual_seed(seed)
-        random.seed(seed)
-        if numpy:
-            numpy.random.seed(seed % 2**32)
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            if numpy:
-                numpy.random.set_state(numpy_state)
