@@ -210,7 +210,7 @@ def kernel_fn(x, weight, eps=1e-6):
             raise ValueError(f"weight has shape {list(weight.shape)}, x needs [{cols}]")
         weight = weight.contiguous()
     x = x.contiguous()
-    out = torch.empty(x.shape, dtype=x.dtype)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     count = x.numel()
     if count:
         function(x, weight, out, count // cols, cols, float(eps))
