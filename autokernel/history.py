@@ -13,7 +13,8 @@ class KernelHistory:
 
     `incumbent_us` is the incumbent's latency for one forward's worth of the op's calls, from the newest measurement.
     `floor_us` is the time the measured ceilings of the device allow at best (None: unknown). `active_s` counts only
-    time spent on this op, over all sessions of the run. `stop_reason` is set once the loop has moved on.
+    time spent on this op, over all sessions of the run. `stop_reason` is set once the loop has moved on. `starter` is
+    the first incumbent's text, noted by `add`; None before the first experiment, when `incumbent` is the starter.
     """
 
     planned: PlannedOp
@@ -26,6 +27,7 @@ class KernelHistory:
     experiments: tuple[Experiment, ...] = ()
     active_s: float = 0.0
     stop_reason: str | None = None
+    starter: str | None = None
 
     @property
     def op(self) -> str:
@@ -62,6 +64,7 @@ class KernelHistory:
             incumbent=experiment.proposal.kernel_py if kept else self.incumbent,
             incumbent_us=newest_us or self.incumbent_us,
             active_s=self.active_s + experiment.seconds,
+            starter=self.incumbent if self.starter is None else self.starter,
         )
 
     def stopped(self, reason: str) -> KernelHistory:

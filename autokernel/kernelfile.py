@@ -71,7 +71,7 @@ def with_config(text: str, config: Mapping[str, Value]) -> str:
 def _parse(text: str) -> ast.Module:
     try:
         return ast.parse(text)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise ConfigError(f"kernel.py is not valid Python: {error}", hint="mend the syntax") from None
 
 
@@ -91,7 +91,7 @@ def _literal(nodes: Mapping[str, ast.expr], name: str, kind: type[T]) -> T:
         raise ConfigError(f"kernel.py has no {name}", hint=f"add {name} as a literal")
     try:
         value = ast.literal_eval(nodes[name])
-    except ValueError:
+    except (ValueError, TypeError, MemoryError, RecursionError):  # all that literal_eval says it may raise
         raise ConfigError(f"{name} is not a literal", hint="it is read without running the file") from None
     if not isinstance(value, kind):
         raise ConfigError(f"{name} = {value!r} is not a {kind.__name__}", hint="see the kernel.py contract")
