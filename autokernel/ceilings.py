@@ -1,0 +1,104 @@
+"""Measure what a device can do, in about a second: bandwidth by working-set size, GEMM rate by dtype, launch cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from autokernel.roofline import Ceilings
+from autokernel.spec import DTYPES
+
+CPU_SIZES = (256 << 10, 2 << 20, 16 << 20, 32 << 20, 64 << 20, 160 << 20)
+"""Bytes moved per copy: within L2, around L2, three sizes of a shared L3, beyond most caches."""
+
+CUDA_SIZES = (1 << 20, 16 << 20, 64 << 20, 1 << 30)
+"""Bytes moved per copy: launch-bound, within L2, around L2, beyond any L2."""
+
+GEMM_SIZES = {"cpu": {"fp32": 1024, "bf16": 1024}, "cuda": {"fp32": 4096, "bf16": 8192, "fp16": 8192}}
+"""Edge of the square GEMM by dtype: large enough for the full rate, small enough to repeat within the budget."""
+
+BUDGET_S = 0.05  # per quantity; a CPU has fifteen
+LEAST_SAMPLES, MOST_SAMPLES = 3, 50
+CALLS_PER_LAUNCH_SAMPLE = 100
+
+
+def measure_ceilings(device: str = "cpu") -> Ceilings:
+    """The ceilings of `device`, by timing copies, sums, square GEMMs and an empty op.
+
+    Each is the lower quartile of its latencies: interference only ever slows, and a ceiling must not be too low.
+    A rate is that of the faster of copying and summing, as a sum writes nothing (a CPU's copy also reads what it
+    overwrites, which is not counted).
+    """
+    kind = torch.device(device).type
+    with torch.no_grad():
+        sizes = CUDA_SIZES if kind == "cuda" else CPU_SIZES
+        rates = [(size, _memory_gbps(size, device)) for size in sizes]
+        gemm = {dtype: _gemm_tflops(edge, dtype, device) for dtype, edge in GEMM_SIZES[kind].items()}
+        launch_us = _launch_us(device)
+    return Ceilings(
+        device=_device_name(device),
+        copy_gbps=rates[-1][1],
+        copy_bytes=rates[-1][0],
+        cached=tuple(rates[:-1]),
+        gemm_tflops=gemm,
+        launch_us=launch_us,
+    )
+
+
+def _memory_gbps(bytes_moved: int, device: str) -> float:
+    source = torch.ones(bytes_moved // 8, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    copied_s = _quartile_s(lambda: target.copy_(source), device)
+    whole = torch.ones(bytes_moved // 4, dtype=torch.float32, device=device)
+    summed_s = _quartile_s(lambda: whole.sum(), device)
+    return bytes_moved / min(copied_s, summed_s) / 1e9
+
+
+def _gemm_tflops(edge: int, dtype: str, device: str) -> float:
+    a = torch.ones(edge, edge, dtype=DTYPES[dtype], device=device)
+    out = torch.empty_like(a)
+    return 2 * edge**3 / _quartile_s(lambda: torch.mm(a, a, out=out), device) / 1e12
+
+
+def _launch_us(device: str) -> float:
+    tiny = torch.ones(1, device=device)
+
+    def calls() -> None:
+        for _ in range(CALLS_PER_LAUNCH_SAMPLE):
+            tiny.add_(1.0)
+
+    return _quartile_s(calls, device) / CALLS_PER_LAUNCH_SAMPLE * 1e6
+
+
+def _quartile_s(call: Callable[[], object], device: str) -> float:
+    """Lower quartile of the seconds that `call` takes, after one warm-up call, within the budget."""
+    timed = _cuda_seconds if torch.device(device).type == "cuda" else _wall_seconds
+    timed(call)
+    samples: list[float] = []
+    end = time.perf_counter() + BUDGET_S
+    while len(samples) < LEAST_SAMPLES or (len(samples) < MOST_SAMPLES and time.perf_counter() < end):
+        samples.append(timed(call))
+    return sorted(samples)[len(samples) // 4]
+
+
+def _wall_seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter_ns()
+    call()
+    return (time.perf_counter_ns() - start) / 1e9
+
+
+def _cuda_seconds(call: Callable[[], object]) -> float:
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    call()
+    stop.record()
+    stop.synchronize()
+    return max(start.elapsed_time(stop), 1e-4) / 1e3
+
+
+def _device_name(device: str) -> str:
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu ({torch.get_num_threads()} threads)"
