@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from autokernel.roofline import Ceilings
 from autokernel.spec import DTYPES
+
+log = logging.getLogger(__name__)
 
 CPU_SIZES = (256 << 10, 2 << 20, 16 << 20, 32 << 20, 64 << 20, 160 << 20)
 """Bytes moved per copy: within L2, around L2, three sizes of a shared L3, beyond most caches."""
@@ -20,14 +25,15 @@ GEMM_SIZES = {"cpu": {"fp32": 1024, "bf16": 1024}, "cuda": {"fp32": 4096, "bf16"
 """Edge of the square GEMM by dtype: large enough for the full rate, small enough to repeat within the budget."""
 
 BUDGET_S = 0.05  # per quantity; a CPU has fifteen
-LEAST_SAMPLES, MOST_SAMPLES = 3, 50
+LEAST_SAMPLES, MOST_SAMPLES = 3, 100
+BUSY_SPREAD = 3.0  # median over minimum; an idle machine stays under 1.5
 CALLS_PER_LAUNCH_SAMPLE = 100
 
 
 def measure_ceilings(device: str = "cpu") -> Ceilings:
     """The ceilings of `device`, by timing copies, sums, square GEMMs and an empty op.
 
-    Each is the lower quartile of its latencies: interference only ever slows, and a ceiling must not be too low.
+    Each comes from the shortest of its latencies: interference only ever slows, and a ceiling must not be too low.
     A rate is that of the faster of copying and summing, as a sum writes nothing (a CPU's copy also reads what it
     overwrites, which is not counted).
     """
@@ -50,16 +56,16 @@ def measure_ceilings(device: str = "cpu") -> Ceilings:
 def _memory_gbps(bytes_moved: int, device: str) -> float:
     source = torch.ones(bytes_moved // 8, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
-    copied_s = _quartile_s(lambda: target.copy_(source), device)
+    copied_s = _shortest_s(lambda: target.copy_(source), device)
     whole = torch.ones(bytes_moved // 4, dtype=torch.float32, device=device)
-    summed_s = _quartile_s(lambda: whole.sum(), device)
+    summed_s = _shortest_s(lambda: whole.sum(), device)
     return bytes_moved / min(copied_s, summed_s) / 1e9
 
 
 def _gemm_tflops(edge: int, dtype: str, device: str) -> float:
     a = torch.ones(edge, edge, dtype=DTYPES[dtype], device=device)
     out = torch.empty_like(a)
-    return 2 * edge**3 / _quartile_s(lambda: torch.mm(a, a, out=out), device) / 1e12
+    return 2 * edge**3 / _shortest_s(lambda: torch.mm(a, a, out=out), device) / 1e12
 
 
 def _launch_us(device: str) -> float:
@@ -69,18 +75,20 @@ def _launch_us(device: str) -> float:
         for _ in range(CALLS_PER_LAUNCH_SAMPLE):
             tiny.add_(1.0)
 
-    return _quartile_s(calls, device) / CALLS_PER_LAUNCH_SAMPLE * 1e6
+    return _shortest_s(calls, device) / CALLS_PER_LAUNCH_SAMPLE * 1e6
 
 
-def _quartile_s(call: Callable[[], object], device: str) -> float:
-    """Lower quartile of the seconds that `call` takes, after one warm-up call, within the budget."""
+def _shortest_s(call: Callable[[], object], device: str) -> float:
+    """Seconds of the shortest of several calls after one for warm-up, within the budget."""
     timed = _cuda_seconds if torch.device(device).type == "cuda" else _wall_seconds
     timed(call)
     samples: list[float] = []
     end = time.perf_counter() + BUDGET_S
     while len(samples) < LEAST_SAMPLES or (len(samples) < MOST_SAMPLES and time.perf_counter() < end):
         samples.append(timed(call))
-    return sorted(samples)[len(samples) // 4]
+    if statistics.median(samples) > BUSY_SPREAD * min(samples):
+        log.warning("the device is busy: ceilings may be too low and headroom with them")
+    return min(samples)
 
 
 def _wall_seconds(call: Callable[[], object]) -> float:
@@ -90,12 +98,13 @@ def _wall_seconds(call: Callable[[], object]) -> float:
 
 
 def _cuda_seconds(call: Callable[[], object]) -> float:
-    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    stop: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     start.record()
     call()
     stop.record()
     stop.synchronize()
-    return max(start.elapsed_time(stop), 1e-4) / 1e3
+    return max(float(start.elapsed_time(stop)), 1e-4) / 1e3
 
 
 def _device_name(device: str) -> str:

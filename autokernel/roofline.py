@@ -32,9 +32,10 @@ class Bound(StrEnum):
 class Ceilings:
     """What a device reached in a quick measurement.
 
-    `copy_gbps` holds for working sets of `copy_bytes` and more. `cached` holds (working set in bytes, GB/s) pairs, small
-    to large, below that: what fits into a CPU's caches moves several times as fast, and a fraction taken of the main
-    memory's rate would exceed 1. `gemm_tflops` is by dtype (`fp32`, `bf16`); `launch_us` is what starting one op costs.
+    `copy_gbps` holds for working sets of `copy_bytes` and more. `cached` holds (working set in bytes, GB/s) pairs,
+    small to large, below that: what fits into a CPU's caches moves several times as fast, and a fraction taken of the
+    main memory's rate would exceed 1. `gemm_tflops` is by dtype (`fp32`, `bf16`); `launch_us` is the cost of starting
+    one op.
     """
 
     device: str
@@ -107,7 +108,8 @@ def roofline_fraction(
 ) -> float | None:
     """Share of the attainable roofline that a latency reached, in [0, 1]; None when a ceiling is unknown.
 
-    Raises: MeasurementError above 1.05, as a count or a ceiling must then be wrong; up to there it is noise and reads 1.
+    Raises: MeasurementError above 1.05, as a count or a ceiling must then be wrong; up to there it is noise
+        and reads 1.
     """
     if not latency_us > 0:
         raise MeasurementError(f"a latency of {latency_us} us is impossible", hint="measure again")
@@ -118,7 +120,7 @@ def roofline_fraction(
     if fraction > IMPOSSIBLE_FRACTION:
         raise MeasurementError(
             f"{latency_us:.1f} us is {fraction:.2f} times as fast as {ceilings.device} allows ({floor:.1f} us)",
-            hint="the byte count, the FLOP count or the ceiling is wrong; measure the ceilings again on an idle machine",
+            hint="a byte count, a FLOP count or a ceiling is wrong; measure the ceilings again on an idle machine",
         )
     return min(fraction, 1.0)
 
