@@ -5,8 +5,8 @@
 2. PyTorch's own accuracy: the error may not exceed a small multiple of what PyTorch's op makes in the same dtype on the
    same inputs, per row of the last dimension, plus one rounding of the output and the reordering of an fp32 sum.
 
-NaN and infinity must match by position. An element is "lost" when its error exceeds half its value; no more elements may
-be lost than PyTorch loses, so that flushing small values to zero is seen however small they are.
+NaN and infinity must match by position. An element is "lost" when its error exceeds half its value; no more elements
+may be lost than PyTorch loses, so that flushing small values to zero is seen however small they are.
 """
 
 from __future__ import annotations

@@ -1,0 +1,241 @@
+"""`Judge`: five stages, screening, interleaved timing and confirmation for the candidates of one op."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from autokernel.errors import MeasurementError
+from autokernel.judge.contest import Contest
+from autokernel.judge.forkserver import ForkServer
+from autokernel.judge.stages import STAGES, Stage
+from autokernel.judge.trial import Trial
+from autokernel.judge.worker import Rejected, Worker
+from autokernel.records import Baseline, Outcome, StageReport, TimedCase, Timing, Verdict, text_digest
+from autokernel.spec import KernelSpec
+
+log = logging.getLogger(__name__)
+
+KEEP_MARGIN = 0.01
+"""A candidate is better when the lower bound of its speedup exceeds 1 by this much."""
+
+SCREEN_BELOW = 0.97
+"""After smoke, a candidate whose speedup's upper bound is under this is plainly slower."""
+
+SCREEN_ROUNDS, ROUNDS, MAX_ROUNDS = 6, 12, 24
+BASELINE_ROUNDS = 8
+FIRST_CALL_DEADLINE_S = 60.0
+COMPILE_DEADLINE_S = 240.0
+"""torch.compile of a baseline builds C++ in its first call."""
+
+MAX_TIMED_CASES = 4
+
+
+class Judge:
+    """Judges candidates for one op on the calls of one model. Owns its children; use as a context manager."""
+
+    def __init__(
+        self,
+        *,
+        server: ForkServer,
+        spec: KernelSpec,
+        dtypes: tuple[str, ...],
+        cases: Sequence[TimedCase],
+        builds: Path,
+    ) -> None:
+        """`cases` are the model's calls, the heaviest first: all are checked, the first few are timed.
+
+        `builds` is the folder under which every candidate gets a folder of its own to compile in.
+        """
+        self._server, self._spec, self._builds = server, spec, builds
+        self._dtypes, self._cases = dtypes, tuple(cases)
+        self._timed = self._cases[:MAX_TIMED_CASES] or (_default_case(spec),)
+        self._incumbent: tuple[str, Worker] | None = None
+
+    def __enter__(self) -> Judge:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the incumbent's process."""
+        if self._incumbent is not None:
+            self._incumbent[1].close()
+            self._incumbent = None
+
+    def evaluate(self, kernel_py: str, incumbent: str | None = None, *, timing: bool = True) -> Outcome:
+        """The verdict on a candidate. With `incumbent` (a kernel text) it is screened, timed against it and confirmed.
+
+        Without an incumbent, or with `timing` off, only the stages run.
+        """
+        start = time.perf_counter()
+        stages: list[StageReport] = []
+        verdict, stage, reason = Verdict.PASS, "", ""
+        measured: Timing | None = None
+        peak: float | None = None
+        worker = self._start(kernel_py)
+        try:
+            for name, run in STAGES:
+                self._run_stage(name, run, worker, kernel_py, stages)
+                if name == "smoke" and timing and incumbent is not None:
+                    measured = self._screen(worker, incumbent)
+            if timing and incumbent is not None:
+                measured = self._time(worker, incumbent)
+                if measured.speedup.low > 1 + KEEP_MARGIN:
+                    measured = self._confirm(kernel_py, incumbent)
+        except Rejected as rejected:
+            verdict, reason = rejected.verdict, rejected.reason
+            stage = stages[-1].stage if stages and stages[-1].verdict is not Verdict.PASS else "timing"
+        except _Screened as screened:
+            verdict, stage, reason, measured = Verdict.SCREENED, "screening", str(screened), screened.timing
+        finally:
+            peak = worker.peak_memory_mb()
+            worker.close()
+        return Outcome(
+            verdict=verdict,
+            stage=stage,
+            reason=reason,
+            stages=tuple(stages),
+            timing=measured if verdict in (Verdict.PASS, Verdict.SCREENED) else None,
+            peak_memory_mb=peak,
+            seconds=time.perf_counter() - start,
+        )
+
+    def baseline(self, kernel_py: str, *, compiled: bool = True) -> tuple[Baseline, float]:
+        """Latency of PyTorch's own ways and of `kernel_py` (the starter, already judged), interleaved, in us.
+
+        A way that PyTorch cannot run here (no compiler for torch.compile, say) is left out with a warning.
+        Raises: MeasurementError when none can be timed.
+        """
+        targets: dict[str, dict[str, Any]] = {
+            name: {"op": self._spec.op, "baseline": name} for name in self._spec.baselines
+        }
+        if compiled:
+            targets["compile"] = {"op": self._spec.op, "baseline": "eager", "compile": True}
+        workers = {name: Worker(self._server, target, self._builds / "pytorch") for name, target in targets.items()}
+        workers[_CANDIDATE] = self._start(kernel_py)
+        try:
+            contest = self._surviving_contest(workers)
+            contest.run(BASELINE_ROUNDS)
+            latencies = {name: contest.latency_us(name) for name in contest.rounds if name != _CANDIDATE}
+            if not latencies:
+                raise MeasurementError(f"PyTorch itself cannot run {self._spec.op} here", hint="see the log")
+            return Baseline(latencies_us=latencies), contest.latency_us(_CANDIDATE)
+        finally:
+            for worker in workers.values():
+                worker.close()
+
+    # -- parts
+
+    def _start(self, kernel_py: str) -> Worker:
+        folder = self._builds / text_digest(kernel_py)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "kernel.py"
+        path.write_text(kernel_py)
+        return Worker(self._server, {"kernel": str(path)}, folder)
+
+    def _run_stage(self, name: str, run: Stage, worker: Worker, kernel_py: str, stages: list[StageReport]) -> None:
+        start, checked, verdict, reason = time.perf_counter(), 0, Verdict.PASS, ""
+        trial = Trial(
+            spec=self._spec,
+            worker=worker,
+            dtypes=self._dtypes,
+            user_cases=tuple(item.case for item in self._cases),
+        )
+        try:
+            if name == STAGES[0][0]:  # compile errors belong to the first stage
+                _check_syntax(kernel_py)
+                worker.load()
+            checked = run(trial)
+        except Rejected as rejected:
+            verdict, reason = rejected.verdict, rejected.reason
+            raise
+        finally:
+            seconds = time.perf_counter() - start
+            stages.append(StageReport(stage=name, verdict=verdict, cases=checked, seconds=seconds, reason=reason))
+
+    def _incumbent_worker(self, kernel_py: str) -> Worker:
+        digest = text_digest(kernel_py)
+        if self._incumbent is None or self._incumbent[0] != digest:
+            self.close()
+            worker = self._start(kernel_py)
+            worker.load()
+            self._incumbent = (digest, worker)
+        return self._incumbent[1]
+
+    def _screen(self, worker: Worker, incumbent: str) -> Timing:
+        contest = self._contest(worker, incumbent)
+        contest.run(SCREEN_ROUNDS)
+        timing = _timing(contest)
+        if timing.speedup.high < SCREEN_BELOW:
+            raise _Screened(timing)
+        return timing
+
+    def _time(self, worker: Worker, incumbent: str) -> Timing:
+        contest = self._contest(worker, incumbent)
+        contest.run(ROUNDS)
+        speedup = contest.speedup(_CANDIDATE, _INCUMBENT)
+        if speedup.low <= 1 + KEEP_MARGIN < speedup.high:  # undecided: as many again
+            contest.run(MAX_ROUNDS - ROUNDS)
+        contest.verify(_CANDIDATE)
+        return _timing(contest)
+
+    def _confirm(self, kernel_py: str, incumbent: str) -> Timing:
+        """Time a winner once more, both in new processes on new inputs; this number is the one that counts."""
+        self.close()
+        with self._start(kernel_py) as worker:
+            worker.load()
+            return self._time(worker, incumbent)
+
+    def _contest(self, worker: Worker, incumbent: str) -> Contest:
+        workers = {_CANDIDATE: worker, _INCUMBENT: self._incumbent_worker(incumbent)}
+        return Contest(self._spec, self._timed, workers, first_deadline_s=FIRST_CALL_DEADLINE_S)
+
+    def _surviving_contest(self, workers: dict[str, Worker]) -> Contest:
+        """A contest of those children that can be timed at all."""
+        alive = dict(workers)
+        for name, worker in workers.items():
+            try:
+                worker.load()
+                Contest(self._spec, self._timed, {name: worker}, first_deadline_s=COMPILE_DEADLINE_S)
+            except Rejected as rejected:
+                if name == _CANDIDATE:
+                    raise
+                log.warning("baseline %r of %s cannot be timed: %s", name, self._spec.op, rejected.reason)
+                del alive[name]
+        return Contest(self._spec, self._timed, alive, first_deadline_s=COMPILE_DEADLINE_S)
+
+
+_CANDIDATE, _INCUMBENT = "candidate", "incumbent"
+
+
+class _Screened(Exception):
+    def __init__(self, timing: Timing) -> None:
+        super().__init__(f"plainly slower than the incumbent: {timing.speedup}")
+        self.timing = timing
+
+
+def _timing(contest: Contest) -> Timing:
+    return Timing(
+        candidate_us=contest.latency_us(_CANDIDATE),
+        incumbent_us=contest.latency_us(_INCUMBENT),
+        speedup=contest.speedup(_CANDIDATE, _INCUMBENT),
+        blocks=len(contest.rounds[_CANDIDATE]),
+    )
+
+
+def _check_syntax(kernel_py: str) -> None:
+    try:
+        ast.parse(kernel_py)
+    except (SyntaxError, ValueError) as error:
+        raise Rejected(Verdict.CRASH, f"not valid Python: {error}") from None
+
+
+def _default_case(spec: KernelSpec) -> TimedCase:
+    """What is timed without a model: the spec's heaviest case."""
+    return TimedCase(case=max(spec.cases, key=spec.bytes_moved), calls=1)

@@ -1,0 +1,184 @@
+"""A server that has imported torch once and forks a fresh child for each candidate in about 15 ms.
+
+It runs with a scrubbed environment under `python -I`, starts no thread and touches no accelerator, so that a forked
+child is as good as a new process. When the judge dies, its socket closes and the server takes all children with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+from autokernel.errors import WorkerError
+from autokernel.judge import wire
+from autokernel.loading import PACKAGE_ROOT
+
+START_TIMEOUT_S = 120.0
+REPLY_TIMEOUT_S = 30.0
+REAP_TIMEOUT_S = 5.0
+
+PASSED_VARIABLES = ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "CXX", "CUDA_HOME", "CUDA_VISIBLE_DEVICES")
+PASSED_PREFIXES = ("LC_", "OMP_", "KMP_", "MKL_", "GOMP_", "OPENBLAS_")
+"""All of the judge's environment that a child gets: what finds compilers and sets thread pools. No key can match."""
+
+
+def scrubbed_environment() -> dict[str, str]:
+    """The allow-listed part of this process's environment."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in PASSED_VARIABLES or name.startswith(PASSED_PREFIXES)
+    }
+
+
+class ForkServer:
+    """The judge's handle of the server process; use as a context manager."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._sock = ours
+        code = (
+            f"import sys; sys.path.append({str(PACKAGE_ROOT.parent)!r}); "
+            f"from autokernel.judge.forkserver import serve; serve({theirs.fileno()})"
+        )
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-c", code],
+                env=scrubbed_environment(),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise WorkerError(f"cannot start the judge's server: {error}", hint="check memory and process limits")
+        finally:
+            theirs.close()
+        self._ready = False
+
+    def spawn(self, setup: dict[str, Any]) -> tuple[int, socket.socket]:
+        """Fork a child with `setup`; its process id and our end of its socket.
+
+        Raises: WorkerError when the server cannot fork.
+        """
+        self._wait_ready()
+        ours, theirs = socket.socketpair()
+        try:
+            wire.send(self._sock, {"command": "spawn", "setup": setup}, [theirs.fileno()])
+            answer = self._reply()
+        finally:
+            theirs.close()
+        if "pid" not in answer:
+            ours.close()
+            raise WorkerError(f"cannot fork a child: {answer.get('error')}", hint="check memory and process limits")
+        return answer["pid"], ours
+
+    def reap(self, pid: int) -> int | None:
+        """Wait status of a child that has ended (negative: killed by that signal), None if it will not end."""
+        wire.send(self._sock, {"command": "reap", "pid": pid})
+        status: int | None = self._reply()["status"]
+        return status
+
+    def close(self) -> None:
+        """End the server and every child."""
+        self._sock.close()
+        try:
+            self._process.wait(timeout=REAP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> ForkServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _wait_ready(self) -> None:
+        if not self._ready:
+            self._sock.settimeout(START_TIMEOUT_S)
+            self._receive()
+            self._ready = True
+            self._sock.settimeout(REPLY_TIMEOUT_S)
+
+    def _reply(self) -> dict[str, Any]:
+        return self._receive()
+
+    def _receive(self) -> dict[str, Any]:
+        try:
+            return wire.receive(self._sock)[0]
+        except (EOFError, TimeoutError, OSError) as error:
+            raise WorkerError(f"the judge's server does not answer: {error}", hint="run `autokernel doctor`") from None
+
+
+def serve(fd: int) -> None:
+    """Body of the server process: fork on request until the judge hangs up."""
+    import autokernel.judge.child as child  # imports torch, once for all children
+    import autokernel.native  # noqa: F401  every native kernel needs it
+
+    control = socket.socket(fileno=fd)
+    os.set_inheritable(fd, False)
+    gc.collect()
+    gc.freeze()  # children share these pages as long as no collection touches them
+    alive: set[int] = set()
+    wire.send(control, {"ready": True})
+    while True:
+        try:
+            message, fds = wire.receive(control, max_fds=1)
+        except (EOFError, OSError):
+            break
+        if message["command"] == "spawn":
+            _spawn(control, fds[0], message["setup"], alive, child)
+        else:
+            wire.send(control, {"status": _reap(message["pid"], alive)})
+    for pid in alive:
+        _kill_group(pid)
+
+
+def _spawn(control: socket.socket, fd: int, setup: dict[str, Any], alive: set[int], child: Any) -> None:
+    try:
+        pid = os.fork()
+    except OSError as error:
+        os.close(fd)
+        wire.send(control, {"error": str(error)})
+        return
+    if pid:
+        os.close(fd)
+        alive.add(pid)
+        wire.send(control, {"pid": pid})
+        return
+    try:
+        control.close()
+        child.main(socket.socket(fileno=fd), setup)
+    finally:
+        os._exit(0)  # no atexit handler, no destructor of the candidate's gets to run
+
+
+def _reap(pid: int, alive: set[int]) -> int | None:
+    deadline = time.monotonic() + REAP_TIMEOUT_S
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            alive.discard(pid)
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    return None
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def default_memory_bytes() -> int:
+    """Memory a child may allocate: four fifths of the machine's."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return total * 4 // 5

@@ -1,0 +1,124 @@
+"""One candidate on trial: makes secret inputs, computes the truth here, asks the child, and compares."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from autokernel.errors import OracleError
+from autokernel.judge.compare import Truth, mismatch, native_error
+from autokernel.judge.worker import Rejected, Worker
+from autokernel.records import Case, TensorMeta, Verdict
+from autokernel.spec import Adversary, Inputs, KernelSpec, describe, upcast
+
+FP64_LIMIT_ELEMENTS = 1 << 28
+"""Inputs with more elements than this (2 GiB in fp64) get an fp32 truth."""
+
+ALLOCATION_AND_VIEWS = frozenset(
+    {
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "zeros",
+        "zeros_like",
+        "new_zeros",
+        "zero_",
+        "clone",
+        "copy_",
+        "contiguous",
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "_reshape_alias",
+        "as_strided",
+        "expand",
+        "permute",
+        "transpose",
+        "t",
+        "squeeze",
+        "unsqueeze",
+        "select",
+        "slice",
+        "narrow",
+        "split",
+        "split_with_sizes",
+        "chunk",
+        "unbind",
+        "unflatten",
+        "flatten",
+        "alias",
+        "detach",
+        "view_as",
+        "is_contiguous",
+    }
+)
+"""ATen operators that any kernel may call: they allocate, copy or view, and compute nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What a stage needs: the op's spec, the child, the dtypes of the backend and the calls of the user's model."""
+
+    spec: KernelSpec
+    worker: Worker
+    dtypes: tuple[str, ...]
+    user_cases: tuple[Case, ...] = ()
+
+    def in_dtypes(self, cases: Sequence[Case]) -> list[Case]:
+        """Every case in every dtype of the trial."""
+        return [case.with_dtype(dtype) for case in cases for dtype in self.dtypes]
+
+    def check(self, case: Case, adversary: Adversary | None = None, label: str = "") -> None:
+        """One call on fresh inputs. Raises: Rejected with the case in the reason."""
+        inputs = self.inputs(case, adversary)
+        self.check_outputs(case, [inputs], label)
+
+    def inputs(self, case: Case, adversary: Adversary | None = None) -> Inputs:
+        """Arguments for `case` from a seed that exists only here."""
+        seed = secrets.randbits(62)
+        inputs = self.spec.make_inputs(case, seed)
+        return adversary(inputs, torch.Generator().manual_seed(seed + 1)) if adversary else inputs
+
+    def check_outputs(self, case: Case, calls: Sequence[Inputs], label: str = "") -> list[Tensor]:
+        """Call the kernel on each of `calls` with all outputs alive; every one must be right. Raises: Rejected."""
+        truths = [truth_of(self.spec, inputs) for inputs in calls]
+        where = f"{label or case.name} ({case.label})"
+        try:
+            outputs, operators = self.worker.run(calls, [meta for _, meta in truths], trace=True)
+        except Rejected as rejected:
+            raise Rejected(rejected.verdict, f"{where}: {rejected.reason}") from None
+        if delegated := operators - ALLOCATION_AND_VIEWS - self.spec.allowed_aten:
+            raise Rejected(Verdict.DELEGATES, f"{where}: the work is done by {', '.join(sorted(delegated))}")
+        for output, (truth, _) in zip(outputs, truths, strict=True):
+            if reason := mismatch(output, truth, case.dtype, self.spec.tolerances[case.dtype]):
+                raise Rejected(Verdict.FAIL, f"{where}: {reason}")
+        return outputs
+
+
+def truth_of(spec: KernelSpec, inputs: Inputs) -> tuple[Truth, TensorMeta]:
+    """The oracle's fp64 output with PyTorch's own error, and what a right output looks like in the tested dtype.
+
+    Raises: OracleError when the reference fails on its own inputs.
+    """
+    elements = sum(value.numel() for value in inputs.values() if isinstance(value, Tensor))
+    dtype = torch.float64 if elements <= FP64_LIMIT_ELEMENTS else torch.float32
+    native = spec.baselines.get("native") or spec.baselines["eager"]
+    try:
+        with torch.no_grad():
+            value = spec.oracle(**upcast(inputs, dtype)).to(torch.float64)
+            own = native(**inputs)
+    except Exception as error:
+        raise OracleError(
+            f"the reference of {spec.op} failed on its own inputs: {type(error).__name__}: {error}",
+            hint="report this with the op and the model: no candidate can be judged",
+        ) from error
+    meta = describe(own)
+    if own.shape != value.shape:
+        raise OracleError(f"{spec.op}: oracle and PyTorch disagree on the shape: {value.shape} and {own.shape}")
+    return Truth(value=value, native_error=native_error(own, value)), meta

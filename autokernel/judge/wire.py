@@ -1,0 +1,153 @@
+"""How judge and child talk: length-prefixed JSON over a socket, and tensors in shared memory with red zones.
+
+The judge owns the memory and checks it after every call: red zones, gaps between strided elements and the inputs
+themselves must be as it left them. JSON only, never pickle: the child is not trusted.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import socket
+import struct
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autokernel.records import TensorMeta
+from autokernel.spec import DTYPES, contiguous_stride
+
+MAX_MESSAGE_BYTES = 1 << 20
+RED_ZONE_BYTES = 4096
+RED_ZONE_VALUE = 0xA5
+ALIGNMENT = 64  # what PyTorch's own CPU allocator gives
+
+_HEADER = struct.Struct("<I")
+
+
+def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    """Write one message, with file descriptors riding along."""
+    body = json.dumps(message).encode()
+    frame = _HEADER.pack(len(body)) + body
+    if fds:
+        sent = socket.send_fds(sock, [frame[:1]], fds)
+        frame = frame[sent:]
+    sock.sendall(frame)
+
+
+def receive(sock: socket.socket, max_fds: int = 0) -> tuple[dict[str, Any], list[int]]:
+    """Read one message and the descriptors that came with it.
+
+    Raises: EOFError when the other side is gone; ValueError when it does not speak the protocol; TimeoutError by the
+    socket's own timeout.
+    """
+    fds: list[int] = []
+    if max_fds:
+        first, fds, _, _ = socket.recv_fds(sock, 1, max_fds)
+    else:
+        first = sock.recv(1)
+    if not first:
+        raise EOFError("the other side closed the connection")
+    (length,) = _HEADER.unpack(first + _exactly(sock, _HEADER.size - 1))
+    if length > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {length} bytes; the limit is {MAX_MESSAGE_BYTES}")
+    message = json.loads(_exactly(sock, length))
+    if not isinstance(message, dict):
+        raise ValueError(f"expected an object, got {type(message).__name__}")
+    return message, fds
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes:
+    chunks = bytearray()
+    while len(chunks) < count:
+        chunk = sock.recv(min(count - len(chunks), 1 << 16))
+        if not chunk:
+            raise EOFError("the other side closed the connection")
+        chunks += chunk
+    return bytes(chunks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """Where one tensor lies in an arena: byte offset of its storage and how to view it."""
+
+    offset: int
+    nbytes: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `from_json` reads."""
+        return {"offset": self.offset, "shape": self.shape, "stride": self.stride, "dtype": self.dtype}
+
+    @staticmethod
+    def from_json(raw: dict[str, Any]) -> Slot:
+        """Inverse of `to_json`."""
+        shape, stride = tuple(raw["shape"]), tuple(raw["stride"])
+        extent = storage_elements(shape, stride) * DTYPES[raw["dtype"]].itemsize
+        return Slot(offset=raw["offset"], nbytes=extent, shape=shape, stride=stride, dtype=raw["dtype"])
+
+
+def storage_elements(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements of storage that a strided tensor spans; 0 when it is empty."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def slot_for(meta: TensorMeta, offset: int) -> Slot:
+    """The slot of a tensor like `meta` at `offset`."""
+    stride = meta.stride if meta.stride is not None else contiguous_stride(meta.shape)
+    nbytes = storage_elements(meta.shape, stride) * DTYPES[meta.dtype].itemsize
+    return Slot(offset=offset, nbytes=nbytes, shape=meta.shape, stride=stride, dtype=meta.dtype)
+
+
+def next_offset(end: int) -> int:
+    """Where the next storage may begin: behind a red zone, aligned."""
+    return -(-(end + RED_ZONE_BYTES) // ALIGNMENT) * ALIGNMENT
+
+
+class Arena:
+    """Shared memory, seen by both processes. The judge creates it, the child attaches by descriptor."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd, self.size = fd, size
+        self._map = mmap.mmap(fd, size)
+        self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+
+    @staticmethod
+    def create(size: int) -> Arena:
+        """Fresh zeroed memory of at least `size` bytes that no path leads to."""
+        size = max(mmap.PAGESIZE, size)
+        if hasattr(os, "memfd_create"):
+            fd = os.memfd_create("autokernel")
+        else:
+            with tempfile.TemporaryFile() as file:
+                fd = os.dup(file.fileno())
+        os.ftruncate(fd, size)
+        return Arena(fd, size)
+
+    def tensor(self, slot: Slot) -> Tensor:
+        """A view of the tensor in `slot`, not a copy."""
+        dtype = DTYPES[slot.dtype]
+        if slot.nbytes == 0:
+            return torch.empty_strided(slot.shape, slot.stride, dtype=dtype)
+        flat = self.bytes[slot.offset : slot.offset + slot.nbytes].view(dtype)
+        return flat.as_strided(slot.shape, slot.stride)
+
+    def put(self, slot: Slot, value: Tensor) -> None:
+        """Copy `value` into `slot`; dimensions of stride 0 are written once."""
+        if slot.nbytes == 0:
+            return
+        index = tuple(slice(0, 1) if step == 0 else slice(None) for step in slot.stride)
+        self.tensor(slot)[index].copy_(value[index])
+
+    def close(self) -> None:
+        """Give the descriptor back; the mapping lives as long as tensors do."""
+        os.close(self.fd)

@@ -1,0 +1,284 @@
+"""The judge's handle of one child: inputs in, outputs back, deadlines held, faults turned into verdicts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autokernel.judge import wire
+from autokernel.judge.forkserver import ForkServer, default_memory_bytes
+from autokernel.records import TensorMeta, Verdict
+from autokernel.spec import DTYPES, Inputs, contiguous_stride, describe
+
+LOAD_DEADLINE_S = 150.0
+CALL_DEADLINE_S = 30.0
+
+
+class Rejected(Exception):
+    """A candidate's fault: ends the judging with this verdict and reason."""
+
+    def __init__(self, verdict: Verdict, reason: str) -> None:
+        super().__init__(reason)
+        self.verdict, self.reason = verdict, reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedBlock:
+    """One block of calls: the child's own clock, the judge's clock around it, both in us for the whole block."""
+
+    elapsed_us: float
+    wall_us: float
+
+
+class Worker:
+    """A child process with one loaded callable.
+
+    `scratch` is the only folder that the child is meant to write; it is kept between children of the same kernel text,
+    so that a library is compiled once.
+    """
+
+    def __init__(self, server: ForkServer, target: dict[str, Any], scratch: Path) -> None:
+        scratch.mkdir(parents=True, exist_ok=True)
+        setup = {"target": target, "scratch": str(scratch), "memory_bytes": default_memory_bytes()}
+        self._server, self._scratch = server, scratch
+        self.pid, self._sock = server.spawn(setup)
+        self._arena: wire.Arena | None = None
+        self._closed = False
+
+    def load(self, deadline_s: float = LOAD_DEADLINE_S) -> None:
+        """Wait until the child has imported (and compiled) its target. Raises: Rejected."""
+        self._receive(deadline_s)
+
+    def run(
+        self,
+        calls: Sequence[Inputs],
+        output: Sequence[TensorMeta],
+        *,
+        deadline_s: float = CALL_DEADLINE_S,
+        trace: bool = False,
+    ) -> tuple[list[Tensor], set[str]]:
+        """Call the kernel on each of `calls`, all outputs alive together; outputs, and ATen operators if traced.
+
+        `output` says what each call must return. The outputs are copies in the judge's memory.
+        Raises: Rejected for a fault, a changed input, a write outside its buffers, or an output of another kind.
+        """
+        slots, out_offsets, out_bytes = self._lay_out(calls, output)
+        arena, fds = self._write(calls, slots, out_offsets[-1] + out_bytes)
+        inputs_end = out_offsets[0]
+        before = arena.bytes[:inputs_end].clone()
+        message = {
+            "command": "run",
+            "calls": _encode(calls, slots),
+            "arena_size": arena.size,
+            "out_offsets": out_offsets,
+            "out_bytes": out_bytes,
+            "poison": [secrets.randbelow(254) + 1 for _ in calls],
+            "trace": trace,
+        }
+        answer = self._ask(message, deadline_s, fds)
+        self._check_inputs(arena, before, slots)
+        outputs = [
+            self._collect(described, offset, expected)
+            for described, offset, expected in zip(answer["outputs"], out_offsets, output, strict=True)
+        ]
+        return outputs, set(answer["aten"])
+
+    def prepare(self, key: str, sets: Sequence[Inputs]) -> None:
+        """Give the child its own copies of `sets`, to be timed under `key`. Raises: Rejected."""
+        slots, offsets, _ = self._lay_out(sets, [])
+        arena, fds = self._write(sets, slots, offsets[0] if offsets else wire.RED_ZONE_BYTES)
+        message = {"command": "prepare", "key": key, "calls": _encode(sets, slots), "arena_size": arena.size}
+        self._ask(message, CALL_DEADLINE_S, fds)
+
+    def time(
+        self, key: str, order: Sequence[int], *, warm: int, keep: int, deadline_s: float = CALL_DEADLINE_S
+    ) -> TimedBlock:
+        """Time one block of calls over the prepared sets in `order`; output number `keep` stays for `fetch`."""
+        message = {"command": "time", "key": key, "order": list(order), "warm": warm, "keep": keep}
+        start = time.perf_counter()
+        answer = self._ask(message, deadline_s)
+        wall_us = (time.perf_counter() - start) * 1e6
+        return TimedBlock(elapsed_us=answer["elapsed_ns"] / 1e3, wall_us=wall_us)
+
+    def fetch(self, expected: TensorMeta) -> Tensor:
+        """The output kept from the last timed block. Raises: Rejected."""
+        _, offsets, nbytes = self._lay_out([], [expected])
+        arena, fds = self._write([], [], offsets[0] + nbytes)
+        message = {"command": "fetch", "arena_size": arena.size, "out_offsets": offsets, "out_bytes": nbytes}
+        answer = self._ask(message, CALL_DEADLINE_S, fds)
+        return self._collect(answer["outputs"][0], offsets[0], expected)
+
+    def peak_memory_mb(self) -> float | None:
+        """Largest resident size of the child so far, or None where the system does not tell."""
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+                if line.startswith("VmHWM"):
+                    return round(int(line.split()[1]) / 1024, 1)
+        return None
+
+    def close(self) -> None:
+        """Kill the child's whole process group and reap it."""
+        if self._closed:
+            return
+        self._closed = True
+        self._kill()
+        self._sock.close()
+        self._server.reap(self.pid)
+        if self._arena is not None:
+            self._arena.close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def discard_builds(self) -> None:
+        """Remove what the child wrote; for a candidate that will not be called again."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    # -- memory
+
+    def _lay_out(
+        self, calls: Sequence[Inputs], output: Sequence[TensorMeta]
+    ) -> tuple[list[dict[str, wire.Slot]], list[int], int]:
+        """Slots of all input tensors, offsets of the outputs, and the largest output's size in bytes."""
+        offset, slots = wire.RED_ZONE_BYTES, []
+        for inputs in calls:
+            placed: dict[str, wire.Slot] = {}
+            for name, value in inputs.items():
+                if isinstance(value, Tensor):
+                    placed[name] = wire.slot_for(describe(value), offset)
+                    offset = wire.next_offset(offset + placed[name].nbytes)
+            slots.append(placed)
+        out_bytes = max((meta.numel * DTYPES[meta.dtype].itemsize for meta in output), default=0)
+        out_offsets = []
+        for _ in output:
+            out_offsets.append(offset)
+            offset = wire.next_offset(offset + out_bytes)
+        return slots, out_offsets or [offset], out_bytes
+
+    def _write(
+        self, calls: Sequence[Inputs], slots: Sequence[dict[str, wire.Slot]], size: int
+    ) -> tuple[wire.Arena, list[int]]:
+        """Fill the arena with red zones and inputs; a descriptor to send when it had to grow."""
+        fds: list[int] = []
+        if self._arena is None or self._arena.size < size:
+            if self._arena is not None:
+                self._arena.close()
+            self._arena = wire.Arena.create(size + size // 4)
+            fds = [self._arena.fd]
+        arena = self._arena
+        arena.bytes[:size].fill_(wire.RED_ZONE_VALUE)
+        for inputs, placed in zip(calls, slots, strict=True):
+            for name, slot in placed.items():
+                arena.put(slot, inputs[name])
+        return arena, fds
+
+    def _check_inputs(self, arena: wire.Arena, before: Tensor, slots: Sequence[dict[str, wire.Slot]]) -> None:
+        after = arena.bytes[: before.numel()]
+        if torch.equal(after, before):
+            return
+        at = int((after != before).nonzero()[0])
+        for placed in slots:
+            for name, slot in placed.items():
+                if slot.offset <= at < slot.offset + slot.nbytes:
+                    raise Rejected(Verdict.FAIL, f"the kernel changed its input {name!r} (byte {at - slot.offset})")
+        raise Rejected(Verdict.FAIL, "the kernel wrote outside its input buffers")
+
+    def _collect(self, described: dict[str, Any], offset: int, expected: TensorMeta) -> Tensor:
+        """The output as a tensor of the judge's own. Raises: Rejected when it is not what `expected` says."""
+        if described.get("type") != "Tensor":
+            raise Rejected(Verdict.FAIL, f"returned {described.get('type')}, not a plain tensor")
+        got = (tuple(described["shape"]), described["dtype"], described["device"])
+        want = (expected.shape, expected.dtype, "cpu")
+        if got != want:
+            raise Rejected(Verdict.FAIL, f"returned shape, dtype, device {got}; should be {want}")
+        if described["grad"]:
+            raise Rejected(Verdict.FAIL, "returned a tensor that requires grad")
+        stride = tuple(described["stride"])
+        if expected.numel and not any(_same_layout(expected.shape, stride, good) for good in _accepted(expected)):
+            raise Rejected(Verdict.FAIL, f"returned strides {stride}; should be {_accepted(expected)[0]}")
+        nbytes = expected.numel * DTYPES[expected.dtype].itemsize
+        if described["storage_bytes"] > nbytes + wire.RED_ZONE_BYTES:
+            raise Rejected(
+                Verdict.FAIL, f"returned a view of {described['storage_bytes']} bytes for an output of {nbytes}"
+            )
+        assert self._arena is not None
+        raw = self._arena.bytes[offset : offset + nbytes].clone()
+        return raw.view(DTYPES[expected.dtype]).reshape(expected.shape)
+
+    # -- the conversation
+
+    def _ask(self, message: dict[str, Any], deadline_s: float, fds: Sequence[int] = ()) -> dict[str, Any]:
+        try:
+            wire.send(self._sock, message, fds)
+        except OSError:
+            raise self._death() from None
+        return self._receive(deadline_s)
+
+    def _receive(self, deadline_s: float) -> dict[str, Any]:
+        self._sock.settimeout(deadline_s)
+        try:
+            answer, _ = wire.receive(self._sock)
+        except TimeoutError:
+            self._kill()
+            raise Rejected(Verdict.TIMEOUT, f"no answer within {deadline_s:g} s; the process group was killed")
+        except ValueError as error:
+            self._kill()
+            raise Rejected(Verdict.TAMPER, f"the child sent what it may not: {error}")
+        except (EOFError, OSError):
+            raise self._death() from None
+        if answer.get("ok"):
+            return answer
+        verdict = Verdict.OOM if answer.get("kind") == "oom" else Verdict.CRASH
+        raise Rejected(verdict, str(answer.get("reason", "no reason given")))
+
+    def _death(self) -> Rejected:
+        """What the exit status of a child that hung up says."""
+        status = self._server.reap(self.pid)
+        if status is None or status >= 0:
+            return Rejected(Verdict.CRASH, f"the process ended by itself (exit code {status})")
+        name = signal.Signals(-status).name
+        if -status == signal.SIGKILL:
+            return Rejected(Verdict.OOM, "the system killed the process (SIGKILL), usually for memory")
+        return Rejected(Verdict.CRASH, f"the process died by {name}")
+
+    def _kill(self) -> None:
+        for kill in (os.killpg, os.kill):  # the group may not exist yet
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+
+def _encode(calls: Sequence[Inputs], slots: Sequence[dict[str, wire.Slot]]) -> list[list[Any]]:
+    return [
+        [placed[name].to_json() if name in placed else value for name, value in inputs.items()]
+        for inputs, placed in zip(calls, slots, strict=True)
+    ]
+
+
+def _accepted(expected: TensorMeta) -> list[tuple[int, ...]]:
+    """The oracle's own strides, or contiguous ones."""
+    contiguous = contiguous_stride(expected.shape)
+    return [expected.stride, contiguous] if expected.stride is not None else [contiguous]
+
+
+def _same_layout(shape: Sequence[int], stride: Sequence[int], other: Sequence[int]) -> bool:
+    """Equal strides, but for dimensions of size one, whose stride means nothing."""
+    return len(stride) == len(other) and all(
+        size == 1 or mine == theirs for size, mine, theirs in zip(shape, stride, other, strict=True)
+    )

@@ -1,0 +1,49 @@
+"""What the user asked of a run: `Settings`, filled by the CLI, written to the journal, read back on resume; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from autokernel.errors import ConfigError
+
+DEFAULT_HOURS = 8.0
+BACKENDS = ("cpp",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One run. `budget_s` is wall-clock time for everything, report included; `workdir` is where results.tsv lives."""
+
+    model: str
+    workdir: Path
+    budget_s: float = DEFAULT_HOURS * 3600
+    max_experiments: int | None = None
+    ops: tuple[str, ...] | None = None
+    agent: str = "auto"
+    backend: str = "auto"
+    dtype: str | None = None
+    patience: int = 5
+    seed: int = 0
+    compile_baseline: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("budget_s", "patience"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}", hint="give a positive number")
+        if self.max_experiments is not None and self.max_experiments < 1:
+            raise ConfigError(f"--experiments is {self.max_experiments}", hint="give 1 or more")
+        if self.backend not in ("auto", *BACKENDS):
+            raise ConfigError(f"unknown backend {self.backend!r}", hint=f"known: auto, {', '.join(BACKENDS)}")
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `from_json` reads."""
+        return {**asdict(self), "workdir": str(self.workdir)}
+
+    @staticmethod
+    def from_json(raw: Mapping[str, Any]) -> Settings:
+        """Inverse of `to_json`."""
+        ops = raw["ops"]
+        return Settings(**{**raw, "workdir": Path(raw["workdir"]), "ops": None if ops is None else tuple(ops)})
