@@ -37,12 +37,15 @@ def measure_ceilings(device: str = "cpu") -> Ceilings:
     A rate is that of the faster of copying and summing, as a sum writes nothing (a CPU's copy also reads what it
     overwrites, which is not counted).
     """
-    kind = torch.device(device).type
+    clock = _Clock(device)
     with torch.no_grad():
-        sizes = CUDA_SIZES if kind == "cuda" else CPU_SIZES
-        rates = [(size, _memory_gbps(size, device)) for size in sizes]
-        gemm = {dtype: _gemm_tflops(edge, dtype, device) for dtype, edge in GEMM_SIZES[kind].items()}
-        launch_us = _launch_us(device)
+        sizes = CUDA_SIZES if clock.cuda else CPU_SIZES
+        rates = [(size, _memory_gbps(size, clock)) for size in sizes]
+        edges = GEMM_SIZES["cuda" if clock.cuda else "cpu"]
+        gemm = {dtype: _gemm_tflops(edge, dtype, clock) for dtype, edge in edges.items()}
+        launch_us = _launch_us(clock)
+    if clock.busy:
+        log.warning("%s is busy: its ceilings, and the headroom that follows, may be too low", device)
     return Ceilings(
         device=_device_name(device),
         copy_gbps=rates[-1][1],
@@ -53,42 +56,49 @@ def measure_ceilings(device: str = "cpu") -> Ceilings:
     )
 
 
-def _memory_gbps(bytes_moved: int, device: str) -> float:
-    source = torch.ones(bytes_moved // 8, dtype=torch.float32, device=device)
+def _memory_gbps(bytes_moved: int, clock: _Clock) -> float:
+    source = torch.ones(bytes_moved // 8, dtype=torch.float32, device=clock.device)
     target = torch.empty_like(source)
-    copied_s = _shortest_s(lambda: target.copy_(source), device)
-    whole = torch.ones(bytes_moved // 4, dtype=torch.float32, device=device)
-    summed_s = _shortest_s(lambda: whole.sum(), device)
+    copied_s = clock.shortest_s(lambda: target.copy_(source))
+    whole = torch.ones(bytes_moved // 4, dtype=torch.float32, device=clock.device)
+    summed_s = clock.shortest_s(lambda: whole.sum())
     return bytes_moved / min(copied_s, summed_s) / 1e9
 
 
-def _gemm_tflops(edge: int, dtype: str, device: str) -> float:
-    a = torch.ones(edge, edge, dtype=DTYPES[dtype], device=device)
+def _gemm_tflops(edge: int, dtype: str, clock: _Clock) -> float:
+    a = torch.ones(edge, edge, dtype=DTYPES[dtype], device=clock.device)
     out = torch.empty_like(a)
-    return 2 * edge**3 / _shortest_s(lambda: torch.mm(a, a, out=out), device) / 1e12
+    return 2 * edge**3 / clock.shortest_s(lambda: torch.mm(a, a, out=out)) / 1e12
 
 
-def _launch_us(device: str) -> float:
-    tiny = torch.ones(1, device=device)
+def _launch_us(clock: _Clock) -> float:
+    tiny = torch.ones(1, device=clock.device)
 
     def calls() -> None:
         for _ in range(CALLS_PER_LAUNCH_SAMPLE):
             tiny.add_(1.0)
 
-    return _shortest_s(calls, device) / CALLS_PER_LAUNCH_SAMPLE * 1e6
+    return clock.shortest_s(calls) / CALLS_PER_LAUNCH_SAMPLE * 1e6
 
 
-def _shortest_s(call: Callable[[], object], device: str) -> float:
-    """Seconds of the shortest of several calls after one for warm-up, within the budget."""
-    timed = _cuda_seconds if torch.device(device).type == "cuda" else _wall_seconds
-    timed(call)
-    samples: list[float] = []
-    end = time.perf_counter() + BUDGET_S
-    while len(samples) < LEAST_SAMPLES or (len(samples) < MOST_SAMPLES and time.perf_counter() < end):
-        samples.append(timed(call))
-    if statistics.median(samples) > BUSY_SPREAD * min(samples):
-        log.warning("the device is busy: ceilings may be too low and headroom with them")
-    return min(samples)
+class _Clock:
+    """Times calls on one device, and remembers whether something else kept it busy."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.cuda = torch.device(device).type == "cuda"
+        self.busy = False
+
+    def shortest_s(self, call: Callable[[], object]) -> float:
+        """Seconds of the shortest of several calls after one for warm-up, within the budget."""
+        timed = _cuda_seconds if self.cuda else _wall_seconds
+        timed(call)
+        samples: list[float] = []
+        end = time.perf_counter() + BUDGET_S
+        while len(samples) < LEAST_SAMPLES or (len(samples) < MOST_SAMPLES and time.perf_counter() < end):
+            samples.append(timed(call))
+        self.busy |= statistics.median(samples) > BUSY_SPREAD * min(samples)
+        return min(samples)
 
 
 def _wall_seconds(call: Callable[[], object]) -> float:
