@@ -45,17 +45,35 @@ Adversary = Callable[[Inputs, torch.Generator], Inputs]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """How one tensor argument of a spelling stands to the op's own (full-width cosines to half-width ones, say).
+
+    `spell` turns the op's inputs into the tensor that the spelling takes, of the given shape; `back` turns that tensor
+    into the op's argument of the same name, None where the op has no such argument. `holds` tells whether `back` loses
+    nothing for these values (both halves are equal); it is asked on every forward of a model with the kernel in it.
+    """
+
+    spell: Callable[[Inputs, tuple[int, ...]], Tensor]
+    back: Callable[[Tensor], Tensor] | None
+    holds: Callable[[Tensor], bool]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Spelling:
     """One way in which models write an op in PyTorch, to be traced and matched on a captured graph.
 
     `fn` takes the op's tensor arguments by name, plus the scalars named in `captured`, whose values are read off the
     matched graph (an eps, a scale). `scalars` are the op's scalars that this spelling implies (`causal=True`).
+    `shapes` are small sizes to trace `fn` with, by argument in `fn`'s order; the first may be met with more or fewer
+    leading dimensions. An argument in `adapters` is spelled otherwise than the op takes it.
     """
 
     name: str
     fn: Callable[..., Tensor]
     scalars: Mapping[str, Scalar] = field(default_factory=dict)
     captured: tuple[str, ...] = ()
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

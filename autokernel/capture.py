@@ -1,0 +1,165 @@
+"""Models as functional ATen graphs, by torch.compile's front end (Dynamo, then AOT Autograd) without decompositions.
+
+`capture` records a model's graphs with the inputs of one forward; `inference_backend` is the torch.compile backend
+behind it, and behind `apply`; `trace` takes a plain function down the same path, so that what it writes looks as it
+does in a model. What the graphs compute is not known here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from autokernel.errors import ConfigError
+from autokernel.model import LoadedModel, forward
+
+MAX_REASON = 300  # characters of Dynamo's explanation that are shown
+
+GraphCompiler = Callable[[GraphModule], Callable[..., Any]]
+"""An ATen graph of one static set of shapes -> what to run in its place, with the graph's inputs as arguments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapturedGraph:
+    """One functional ATen graph of a model, its first inputs (parameters among them), and how often it ran."""
+
+    gm: GraphModule
+    inputs: tuple[Any, ...]
+    calls: int = 1
+
+
+def capture(loaded: LoadedModel) -> list[CapturedGraph]:
+    """The graphs that one forward of the model runs, in order of their first run; several when Dynamo breaks the graph.
+
+    Raises: ConfigError when the forward itself fails, or with Dynamo's own reason when nothing can be captured.
+    """
+    forward(loaded)  # a fault of the model is shown as its own, not as the front end's
+    found: dict[GraphModule, CapturedGraph] = {}
+
+    def record(gm: GraphModule) -> Callable[..., Any]:
+        def run(*inputs: Any) -> Any:
+            known = found.get(gm)
+            found[gm] = replace(known, calls=known.calls + 1) if known else CapturedGraph(gm=gm, inputs=inputs)
+            return gm(*inputs)
+
+        return run
+
+    breaks = _break_reasons()
+    try:
+        with torch.no_grad(), _fresh_limits():
+            compiled = torch.compile(loaded.model, backend=inference_backend(record), dynamic=False)
+            compiled(*loaded.args, **loaded.kwargs)
+    except Exception as error:
+        raise ConfigError(f"{loaded.name} cannot be captured: {_short(error)}", hint=_HINT) from None
+    if not found:
+        reasons = [text for text in _break_reasons() if text not in breaks] or ["the forward runs no tensor operation"]
+        raise ConfigError(f"{loaded.name} cannot be captured: {reasons[0][:MAX_REASON]}", hint=_HINT)
+    return list(found.values())
+
+
+_HINT = "torch.compile(model) must work on it; TORCH_LOGS=graph_breaks shows where it does not"
+
+
+def inference_backend(
+    compile_graph: GraphCompiler, *, on_training: Callable[[], None] = lambda: None
+) -> Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]:
+    """A torch.compile backend that hands each inference graph, as functional ATen, to `compile_graph`.
+
+    A graph that needs gradients is run as Dynamo captured it, and `on_training` is told.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+
+    def compile_aten(gm: GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+        _drop_aliases(gm)
+        return _boxed(compile_graph(gm))
+
+    def backend(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        if torch.is_grad_enabled() and _needs_grad(gm, inputs):
+            on_training()
+            return gm.forward
+        lower = aot_autograd(fw_compiler=compile_aten, inference_compiler=compile_aten)
+        compiled: Callable[..., Any] = lower(gm, inputs)
+        return compiled
+
+    return backend
+
+
+def trace(fn: Callable[..., Tensor], inputs: Mapping[str, Tensor]) -> GraphModule:
+    """`fn(**inputs)` as a functional ATen graph whose placeholders come in the order of `inputs`; nothing is computed.
+
+    Raises: whatever `fn` raises on such inputs.
+    """
+    from functorch.compile import aot_function  # type: ignore[import-untyped]
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    names = list(inputs)
+    graphs: list[GraphModule] = []
+
+    def keep(gm: GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+        graphs.append(gm)
+        return _boxed(gm.forward)
+
+    def positional(*values: Tensor) -> Tensor:
+        return fn(**dict(zip(names, values, strict=True)))
+
+    with torch.no_grad(), FakeTensorMode():
+        fakes = [_empty_like(value) for value in inputs.values()]
+        aot_function(positional, fw_compiler=keep, inference_compiler=keep)(*fakes)
+    return graphs[0]
+
+
+def _empty_like(value: Tensor) -> Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _drop_aliases(gm: GraphModule) -> None:
+    """Erase `alias` and `detach` between operations: in a functional graph without gradients they mean nothing."""
+    for node in list(gm.graph.nodes):
+        same = node.target in (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
+        if same and not any(user.op == "output" for user in node.users):
+            node.replace_all_uses_with(node.args[0])
+            gm.graph.erase_node(node)
+    gm.recompile()
+
+
+def _boxed(run: Callable[..., Any]) -> Callable[[list[Any]], Any]:
+    """AOT Autograd's calling convention: one list, which the callee empties, so that inputs can be freed early."""
+
+    def call(arguments: list[Any]) -> Any:
+        values = tuple(arguments)
+        arguments.clear()
+        return run(*values)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+def _needs_grad(gm: GraphModule, inputs: Sequence[Any]) -> bool:
+    tensors = [*inputs, *gm.parameters()]
+    return any(isinstance(value, Tensor) and value.requires_grad for value in tensors)
+
+
+@contextlib.contextmanager
+def _fresh_limits() -> Iterator[None]:
+    """Room for many small graphs of one model; the user's own Dynamo settings come back afterwards."""
+    import torch._dynamo
+
+    with torch._dynamo.config.patch(recompile_limit=64):
+        yield
+
+
+def _break_reasons() -> list[str]:
+    from torch._dynamo.utils import counters
+
+    return [str(reason).strip().splitlines()[0] for reason in counters["graph_break"]]
+
+
+def _short(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:MAX_REASON]

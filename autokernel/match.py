@@ -1,0 +1,291 @@
+"""Find an op's occurrences in a captured graph: by structure first, then proven by numbers against the op's oracle.
+
+Each spelling of a `KernelSpec` is traced down the path that the model took and searched for twice: loosely, to learn
+which nodes would be its arguments, then traced again at exactly their sizes and compared literal by literal. What is
+left runs on random inputs beside the oracle, and a look-alike is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from autokernel.capture import trace
+from autokernel.loading import specs
+from autokernel.pattern import VIEWS, Binding, Pattern, as_pattern, kind_of, loose, strict, value_of
+from autokernel.proof import disproof
+from autokernel.records import Case, Scalar, TensorMeta
+from autokernel.spec import DTYPE_NAMES, DTYPES, KernelSpec, Spelling, describe
+
+_log = logging.getLogger(__name__)
+
+PARAMETERS = frozenset({"weight", "bias"})
+"""Arguments that must be tensors of the model as they stand: `1 + weight` is another op's spelling."""
+
+_EXTRA_RANK = 2  # how many leading dimensions more or fewer than in `Spelling.shapes` are tried
+_FLOAT_MARK = 0.0123456789
+_INT_MARK = -86421
+_STEP = 0.0010203  # marks of several captured scalars differ
+
+
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    """One occurrence of an op in a graph.
+
+    `inputs` maps the spelling's tensor arguments to the nodes that yield them, `scalars` are the op's; `nodes` are
+    the matched nodes in graph order, the last of which yields the op's result. `case` is the op's call with the
+    shapes, dtypes and strides that the graph recorded.
+    """
+
+    op: str
+    spelling: Spelling
+    nodes: tuple[Node, ...]
+    inputs: Mapping[str, Node]
+    scalars: Mapping[str, Scalar]
+    case: Case
+
+    @property
+    def output(self) -> Node:
+        """The node whose value the op yields."""
+        return self.nodes[-1]
+
+    @property
+    def size(self) -> int:
+        """Number of matched nodes that do something."""
+        return sum(kind_of(node) not in VIEWS for node in self.nodes)
+
+
+@dataclass(kw_only=True)
+class Matcher:
+    """Matches ops on graphs; remembers traces and proofs, so that equal layers cost once.
+
+    `refused` collects, as (op, reason), what looked like an op and was proven not to be it.
+    """
+
+    ops: Sequence[str] | None = None
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    _patterns: dict[Any, Pattern | None] = field(default_factory=dict)
+    _proofs: dict[str, str | None] = field(default_factory=dict)
+
+    def find(self, gm: GraphModule) -> list[Match]:
+        """Proven matches that do not overlap, the larger ones preferred, in graph order."""
+        order = {node: i for i, node in enumerate(gm.graph.nodes)}
+        candidates = [m for spec in self._specs() for s in spec.spellings for m in self._candidates(gm, order, spec, s)]
+        taken: set[Node] = set()
+        found: list[Match] = []
+        for match in sorted(candidates, key=lambda m: (-m.size, order[m.output])):
+            core = {node for node in match.nodes if kind_of(node) not in VIEWS}
+            if not core & taken and self._proven(gm, match):
+                taken |= core
+                found.append(match)
+        return sorted(found, key=lambda m: order[m.output])
+
+    def _specs(self) -> list[KernelSpec]:
+        return [spec for op, spec in specs().items() if self.ops is None or op in self.ops]
+
+    def _candidates(
+        self, gm: GraphModule, order: Mapping[Node, int], spec: KernelSpec, spelling: Spelling
+    ) -> Iterator[Match]:
+        kinds = {kind_of(node) for node in gm.graph.nodes if node.op == "call_function"}
+        for node in gm.graph.nodes:
+            value = value_of(node)
+            if node.op != "call_function" or not isinstance(value, Tensor) or value.dtype not in DTYPE_NAMES:
+                continue
+            pattern = self._example(spec, spelling, value, node, kinds)
+            binding = loose(pattern, node) if pattern else None
+            if pattern and binding and (match := self._exact(spec, spelling, node, binding, order)):
+                yield match
+
+    def _example(
+        self, spec: KernelSpec, spelling: Spelling, value: Tensor, node: Node, kinds: set[Any]
+    ) -> Pattern | None:
+        """The spelling traced at small sizes with the node's rank, dtype and device, if it could end in this node."""
+        base = self._traced(spec, spelling, 0, torch.float32, value.device)
+        if base is None or not base.kinds <= kinds:
+            return None
+        extra = value.dim() - value_of(base.output).dim()
+        if abs(extra) > _EXTRA_RANK or not value.is_floating_point():
+            return None
+        pattern = self._traced(spec, spelling, extra, value.dtype, value.device)
+        return pattern if pattern and kind_of(pattern.output) == kind_of(node) else None
+
+    def _traced(
+        self, spec: KernelSpec, spelling: Spelling, extra: int, dtype: torch.dtype, device: torch.device
+    ) -> Pattern | None:
+        key = (spec.op, spelling.name, extra, dtype, device.type)
+        if key not in self._patterns:
+            inputs = _example_inputs(spec, spelling, extra, dtype, device)
+            self._patterns[key] = _first_trace(spelling, inputs, _marks(spec, spelling)) if inputs else None
+        return self._patterns[key]
+
+    def _exact(
+        self, spec: KernelSpec, spelling: Spelling, node: Node, binding: Binding, order: Mapping[Node, int]
+    ) -> Match | None:
+        values = {name: value_of(source) for name, source in binding.inputs.items()}
+        if set(values) != set(spelling.shapes) or not all(_static(value) for value in values.values()):
+            return None
+        for scalars in _scalar_choices(spec, spelling, binding):
+            metas = [(name, v.shape, v.stride(), v.dtype, v.device) for name, v in values.items()]
+            key = repr((spec.op, spelling.name, metas, scalars))
+            if key not in self._patterns:
+                self._patterns[key] = _trace(spelling, values, scalars)
+            pattern = self._patterns[key]
+            exact = strict(pattern, node) if pattern else None
+            if exact and exact.inputs == binding.inputs:
+                nodes = tuple(sorted(set(exact.nodes.values()), key=order.__getitem__))
+                return _as_match(spec, spelling, nodes, exact, scalars)
+        return None
+
+    def _proven(self, gm: GraphModule, match: Match) -> bool:
+        shapes = {name: tuple(value_of(node).shape) for name, node in match.inputs.items()}
+        key = f"{match.spelling.name} {shapes} {match.case.key}"
+        if key not in self._proofs:
+            self._proofs[key] = disproof(specs()[match.op], match.spelling, match.case, match.inputs, match.nodes, gm)
+            if reason := self._proofs[key]:
+                self.refused.append((match.op, reason))
+                _log.info("%s is no %s: %s", match.output.name, match.op, reason)
+        return self._proofs[key] is None
+
+
+# --- tracing a spelling ----------------------------------------------------------------------------------------------
+
+
+def _example_inputs(
+    spec: KernelSpec, spelling: Spelling, extra: int, dtype: torch.dtype, device: torch.device
+) -> dict[str, Tensor] | None:
+    """Meta-sized stand-ins for the spelling's arguments; None when the first has too few dimensions to drop."""
+    inputs: dict[str, Tensor] = {}
+    for i, (name, shape) in enumerate(spelling.shapes.items()):
+        sizes = shape
+        if i == 0 and extra:
+            if len(shape) + extra < 1:
+                return None
+            sizes = (2,) * extra + shape if extra > 0 else shape[-extra:]
+        meta = spec.cases[0].tensors.get(name)
+        fixed = DTYPES[meta.dtype] if meta else dtype
+        inputs[name] = torch.empty(sizes, dtype=dtype if fixed.is_floating_point else fixed, device="meta")
+    return {name: _on(value, device) for name, value in inputs.items()}
+
+
+def _on(value: Tensor, device: torch.device) -> Tensor:
+    return torch.empty(value.shape, dtype=value.dtype, device=device)
+
+
+def _marks(spec: KernelSpec, spelling: Spelling) -> dict[str, float | int]:
+    """A value for each captured scalar that occurs nowhere else, so that its place in the trace can be seen."""
+    marks: dict[str, float | int] = {}
+    for i, name in enumerate(spelling.captured):
+        default = spec.signature.parameters[name].default
+        marks[name] = _INT_MARK - i if isinstance(default, int) else _FLOAT_MARK + i * _STEP
+    return marks
+
+
+def _first_trace(spelling: Spelling, inputs: Mapping[str, Tensor], marks: Mapping[str, float | int]) -> Pattern | None:
+    """The spelling traced with marks; a dim cannot be marked and is -1, its place being unknown."""
+    pattern = _trace(spelling, inputs, marks, marks)
+    if pattern is None and "dim" in marks:
+        pattern = _trace(spelling, inputs, {**marks, "dim": -1}, {k: v for k, v in marks.items() if k != "dim"})
+    return pattern
+
+
+def _trace(
+    spelling: Spelling,
+    inputs: Mapping[str, Tensor],
+    scalars: Mapping[str, Scalar],
+    slots: Mapping[str, float | int] | None = None,
+) -> Pattern | None:
+    captured = {name: scalars[name] for name in spelling.captured}
+    try:
+        gm = trace(lambda **tensors: spelling.fn(**tensors, **captured), inputs)
+    except Exception as error:
+        # Sizes that the spelling cannot take (an odd head size, a rank too low) are no match, whatever it raises.
+        _log.debug("spelling %s not traced: %s", spelling.name, error)
+        return None
+    return as_pattern(gm, list(inputs), slots)
+
+
+def _scalar_choices(spec: KernelSpec, spelling: Spelling, binding: Binding) -> Iterator[dict[str, Scalar]]:
+    """The scalars that the loose match may stand for; more than one where a dim could not be read off."""
+    known = {**spelling.scalars, **binding.scalars}
+    missing = [name for name in spelling.captured if name not in known]
+    if not missing:
+        yield known
+        return
+    if len(missing) == 1:
+        for value in sorted(_integers(binding.nodes.values())):
+            yield {**known, missing[0]: value}
+
+
+def _integers(nodes: Iterable[Node]) -> set[int]:
+    found: set[int] = set()
+    for node in nodes:
+        for value in (*node.args, *node.kwargs.values()):
+            for item in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(item, int) and not isinstance(item, bool):
+                    found.add(item)
+    return found
+
+
+# --- from nodes to a case --------------------------------------------------------------------------------------------
+
+
+def _static(value: Any) -> bool:
+    return isinstance(value, Tensor) and all(isinstance(n, int) for n in (*value.shape, *value.stride()))
+
+
+def _as_match(
+    spec: KernelSpec, spelling: Spelling, nodes: tuple[Node, ...], binding: Binding, scalars: Mapping[str, Scalar]
+) -> Match | None:
+    """The match, unless an inner value is used elsewhere, a parameter is computed, or the op takes no such tensors."""
+    inside = set(nodes)
+    for node in nodes[:-1]:
+        if kind_of(node) not in VIEWS and any(user not in inside for user in node.users):
+            return None
+    if any(name in PARAMETERS and not _is_model_tensor(source) for name, source in binding.inputs.items()):
+        return None
+    case = _case(spec, spelling, binding, scalars)
+    if case is None:
+        return None
+    return Match(
+        op=spec.op, spelling=spelling, nodes=nodes, inputs=dict(binding.inputs), scalars=case.scalars, case=case
+    )
+
+
+def _is_model_tensor(node: Node) -> bool:
+    while node.op == "call_function" and kind_of(node) in VIEWS:
+        node = node.all_input_nodes[0]
+    return node.op in ("placeholder", "get_attr")
+
+
+def _case(spec: KernelSpec, spelling: Spelling, binding: Binding, scalars: Mapping[str, Scalar]) -> Case | None:
+    tensors: dict[str, TensorMeta] = {}
+    for name in spec.signature.parameters:
+        if name in binding.inputs:
+            value = value_of(binding.inputs[name])
+            adapter = spelling.adapters.get(name)
+            try:
+                tensors[name] = describe(adapter.back(_meta(value)) if adapter and adapter.back else value)
+            except (KeyError, RuntimeError):  # a dtype that no op takes, or a shape that cannot be adapted
+                return None
+    floats = {meta.dtype for meta in tensors.values() if DTYPES[meta.dtype].is_floating_point}
+    if len(floats) != 1:
+        return None  # no op of ours mixes floating dtypes
+    (dtype,) = floats
+    rank = len(next(iter(tensors.values())).shape)
+    if scalars.get("dim") == rank - 1:
+        scalars = {**scalars, "dim": -1}
+    full = {n: scalars.get(n, p.default) for n, p in spec.signature.parameters.items() if n not in tensors}
+    if any(value is inspect.Parameter.empty for value in full.values()):
+        return None
+    return Case(op=spec.op, name="recorded", dtype=dtype, tensors=tensors, scalars=full)
+
+
+def _meta(value: Tensor) -> Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")

@@ -1,0 +1,158 @@
+"""The plan: which ops occur in a model, how much of its time they take, and what a better kernel could gain.
+
+Occurrences come from `match`, times from running the captured graph node by node, headroom from the op's own count of
+FLOPs and bytes against measured ceilings. Nothing is optimized here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch.fx import Node
+
+from autokernel.amdahl import potential, rank
+from autokernel.capture import CapturedGraph, capture
+from autokernel.errors import ConfigError
+from autokernel.loading import get_spec
+from autokernel.match import Match, Matcher
+from autokernel.model import LoadedModel
+from autokernel.profiler import ModelProfile, attribute_nodes
+from autokernel.proof import untrue_adapter
+from autokernel.records import Case, PlannedOp, TimedCase
+from autokernel.roofline import Ceilings, floor_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The ops worth working on, greatest potential first.
+
+    `wall_us` is one eager forward; `graphs` how many graphs the model was captured as; `notes` say in plain words what
+    looked like an op and was refused.
+    """
+
+    model: str
+    device: str
+    wall_us: float
+    graphs: int
+    ops: tuple[PlannedOp, ...]
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `from_json` reads back."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(raw: Mapping[str, Any]) -> Plan:
+        """Inverse of `to_json`."""
+        ops = tuple(PlannedOp.from_json(op) for op in raw["ops"])
+        return Plan(**{**raw, "ops": ops, "notes": tuple(raw["notes"])})
+
+
+def make_plan(
+    loaded: LoadedModel,
+    *,
+    profile: ModelProfile,
+    ceilings: Ceilings | None,
+    ops: Sequence[str] | None = None,
+) -> Plan:
+    """Match, time and rank the ops of a model.
+
+    Args:
+        ops: only these; None means all that are known.
+        ceilings: None where they are unknown, and then headroom is.
+
+    Raises: ConfigError when the model cannot be captured, an op is unknown, or none of the ops occurs in it.
+    """
+    for op in ops or ():
+        get_spec(op)
+    graphs = capture(loaded)
+    matcher = Matcher(ops=ops)
+    found: dict[str, list[tuple[Match, float]]] = defaultdict(list)
+    total_us = 0.0
+    notes: list[str] = []
+    for graph in graphs:
+        matches, refused = true_matches(matcher, graph)
+        notes += refused
+        times = attribute_nodes(graph.gm, graph.inputs)
+        total_us += sum(times.values()) * graph.calls
+        for match in matches:
+            found[match.op] += [(match, _time_us(match, times))] * graph.calls
+    if not found:
+        raise _nothing_found(loaded, ops, matcher)
+    # Node by node a graph may take longer than the eager forward; shares are of the wall time and sum to 1 at most.
+    scale = min(1.0, profile.wall_us / total_us)
+    planned = [_planned(op, occurrences, scale, profile.wall_us, ceilings) for op, occurrences in found.items()]
+    notes += [f"looks like {op} and is not: {reason}" for op, reason in dict.fromkeys(matcher.refused)]
+    return Plan(
+        model=loaded.name,
+        device=profile.device,
+        wall_us=profile.wall_us,
+        graphs=len(graphs),
+        ops=rank(planned),
+        notes=tuple(notes),
+    )
+
+
+def true_matches(matcher: Matcher, graph: CapturedGraph) -> tuple[list[Match], list[str]]:
+    """The graph's matches whose adapters hold on the recorded values, and what the others say."""
+    kept: list[Match] = []
+    refused: list[str] = []
+    for match in matcher.find(graph.gm):
+        if name := untrue_adapter(graph.gm, graph.inputs, match.spelling, match.inputs):
+            refused.append(f"{match.op} at {match.output.name} is left alone: its {name} is not what the op takes")
+        else:
+            kept.append(match)
+    return kept, list(dict.fromkeys(refused))
+
+
+def _time_us(match: Match, times: Mapping[str, float]) -> float:
+    return sum(times.get(node.name, 0.0) for node in match.nodes if _only_for(match, node))
+
+
+def _only_for(match: Match, node: Node) -> bool:
+    """Whether replacing the match makes the node unnecessary; a view may be used elsewhere too."""
+    return node is match.output or all(user in match.nodes for user in node.users)
+
+
+def _planned(
+    op: str, occurrences: Sequence[tuple[Match, float]], scale: float, wall_us: float, ceilings: Ceilings | None
+) -> PlannedOp:
+    time_us = scale * sum(us for _, us in occurrences)
+    calls = Counter(match.case.key for match, _ in occurrences)
+    cases = {match.case.key: match.case for match, _ in occurrences}
+    floor = _floor_us(op, [(cases[key], count) for key, count in calls.items()], ceilings)
+    headroom = None if floor is None else max(0.0, 1.0 - floor / time_us)
+    share = min(1.0, time_us / wall_us)
+    return PlannedOp(
+        op=op,
+        cases=tuple(TimedCase(case=cases[key], calls=count) for key, count in calls.most_common()),
+        time_us=time_us,
+        share=share,
+        headroom=headroom,
+        potential=potential(share, headroom),
+    )
+
+
+def _floor_us(op: str, calls: Sequence[tuple[Case, int]], ceilings: Ceilings | None) -> float | None:
+    if ceilings is None:
+        return None
+    spec = get_spec(op)
+    total = 0.0
+    for case, count in calls:
+        floor = floor_us(spec.flops(case), spec.bytes_moved(case), case.dtype, ceilings)
+        if floor is None:
+            return None
+        total += count * floor
+    return total
+
+
+def _nothing_found(loaded: LoadedModel, ops: Sequence[str] | None, matcher: Matcher) -> ConfigError:
+    wanted = f"none of {', '.join(ops)} occurs" if ops else "no known op occurs"
+    why = "; ".join(f"{op}: {reason}" for op, reason in dict.fromkeys(matcher.refused))
+    return ConfigError(
+        f"{wanted} in {loaded.name}" + (f" ({why})" if why else ""),
+        hint="leave --ops out to see what occurs" if ops else "`autokernel profile` shows where the time goes",
+    )

@@ -1,0 +1,98 @@
+"""Proof by numbers that a piece of a captured graph computes an op: both run on random inputs and must agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from autokernel.judge.compare import Truth, mismatch, native_error
+from autokernel.records import Case
+from autokernel.spec import Inputs, KernelSpec, Spelling, describe, place, upcast
+
+PROOF_SEED = 20250719
+MAX_FP64_FLOPS = 5e10
+"""Above this much work the oracle runs in fp32: a proof may take a second, not a minute."""
+
+
+def disproof(
+    spec: KernelSpec,
+    spelling: Spelling,
+    case: Case,
+    inputs: Mapping[str, Node],
+    nodes: Sequence[Node],
+    gm: GraphModule,
+) -> str | None:
+    """None when `nodes` compute the op on `case`, else one line that says how they differ.
+
+    Inputs are the op's own random ones (parameters, masks and scales all matter); the truth is the oracle in fp64.
+    """
+    device = str(nodes[-1].meta["val"].device)
+    given = spec.make_inputs(case, PROOF_SEED, device)
+    with torch.no_grad():
+        environment = {node: _spelled(spelling, name, node, given) for name, node in inputs.items()}
+        actual = run_nodes(gm, nodes, environment)
+        wide = torch.float64 if spec.flops(case) <= MAX_FP64_FLOPS else torch.float32
+        truth = spec.oracle(**upcast(given, wide)).to(torch.float64)
+        if actual.shape != truth.shape:
+            return f"result of shape {tuple(actual.shape)}, the op's has {tuple(truth.shape)}"
+        own = native_error(spec.oracle(**given), truth)
+    return mismatch(actual, Truth(value=truth, native_error=own), case.dtype, spec.tolerances[case.dtype])
+
+
+def _spelled(spelling: Spelling, name: str, node: Node, given: Inputs) -> Tensor:
+    """The spelling's argument with the values of the op's inputs and the strides that the graph recorded."""
+    adapter = spelling.adapters.get(name)
+    if adapter is None:
+        value: Tensor = given[name]
+        return value
+    recorded = node.meta["val"]
+    return place(adapter.spell(given, tuple(recorded.shape)), describe(recorded), str(recorded.device))
+
+
+def run_nodes(gm: GraphModule, nodes: Sequence[Node], environment: Mapping[Node, Any]) -> Any:
+    """Value of the last of `nodes`, run in order from the values in `environment`."""
+    values = dict(environment)
+    for node in nodes:
+        if node.op == "get_attr":
+            values[node] = getattr(gm, str(node.target))
+            continue
+        args = map_arg(node.args, values.__getitem__)
+        kwargs = map_arg(node.kwargs, values.__getitem__)
+        values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+    return values[nodes[-1]]
+
+
+def untrue_adapter(
+    gm: GraphModule, values: Sequence[Any], spelling: Spelling, inputs: Mapping[str, Node]
+) -> str | None:
+    """Name of an adapted argument whose adapter does not hold when the graph gets `values`; None if all hold.
+
+    Only what the argument depends on is run.
+    """
+    for name, adapter in spelling.adapters.items():
+        node = inputs[name]
+        needed = _ancestors(node)
+        placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        environment = dict(zip(placeholders, values, strict=True))
+        order = [n for n in gm.graph.nodes if n in needed and n.op != "placeholder"]
+        with torch.no_grad():
+            value = run_nodes(gm, order, environment) if order else environment[node]
+        if not adapter.holds(value):
+            return name
+    return None
+
+
+def _ancestors(node: Node) -> set[Node]:
+    found: set[Node] = set()
+    todo = [node]
+    while todo:
+        current = todo.pop()
+        if current not in found:
+            found.add(current)
+            todo += current.all_input_nodes
+    return found
