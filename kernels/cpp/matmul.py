@@ -61,6 +61,7 @@ SOURCE = r"""
 #define NR (NV * VL)
 #define STR_(x) #x
 #define STR(x) STR_(x)
+#define EACH _Pragma("GCC unroll 16")  // early enough that the array it walks becomes registers
 #define UNROLL_K _Pragma(STR(GCC unroll UNROLL))
 
 typedef int64_t i64;
@@ -96,7 +97,7 @@ template <class S> struct Single {
     static constexpr bool direct = sizeof(S) == 4;
     static inline float step(const S* p, i64 stride, i64, i64) { return widen(*p); }
     static inline vf contiguous(const S* p) { return load(p); }
-    static inline void fma(vf& acc, const float* row, vf lanes) { acc += (vf{} + *row) * lanes; }
+    static inline vf fma(vf acc, const float* row, vf lanes) { return acc + (vf{} + *row) * lanes; }
 };
 #ifdef __AVX512BF16__
 struct Pair {
@@ -110,8 +111,9 @@ struct Pair {
         return value;
     }
     static inline vf contiguous(const uint16_t* p) { return *(const vfu*)p; }
-    static inline void fma(vf& acc, const float* row, vf lanes) {
+    static inline vf fma(vf acc, const float* row, vf lanes) {
         asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(lanes), "m"(*row));
+        return acc;
     }
 };
 #endif
@@ -145,12 +147,13 @@ static inline void tile(i64 steps, const float* rows, i64 s_row, i64 s_rk, const
     UNROLL_K
     for (i64 k = 0; k < steps; k++) {
         vf lane[NV];
-        for (int v = 0; v < NV; v++) lane[v] = load(lanes + k * s_lk + v * VL);
-        for (int r = 0; r < MR; r++)
-            for (int v = 0; v < NV; v++) P::fma(sum[r][v], rows + r * s_row + k * s_rk, lane[v]);
+        EACH for (int v = 0; v < NV; v++) lane[v] = load(lanes + k * s_lk + v * VL);
+        EACH for (int r = 0; r < MR; r++)
+            EACH for (int v = 0; v < NV; v++)
+                sum[r][v] = P::fma(sum[r][v], rows + r * s_row + k * s_rk, lane[v]);
     }
-    for (int r = 0; r < MR; r++)
-        for (int v = 0; v < NV; v++) acc[r][v] = sum[r][v];
+    EACH for (int r = 0; r < MR; r++)
+        EACH for (int v = 0; v < NV; v++) acc[r][v] = sum[r][v];
 }
 
 template <class S> struct Problem {
@@ -296,9 +299,9 @@ static void dots(const Problem<S>& p, const float* x, i64 m, i64 n, i64 columns)
     const S* column[4];
     for (int c = 0; c < 4; c++) column[c] = p.b + (n + (c < columns ? c : 0)) * p.sbn;
     for (; k + VL <= p.K; k += VL)
-        for (int c = 0; c < 4; c++) {
+        EACH for (int c = 0; c < 4; c++) {
             vf w = load(column[c] + k);
-            for (int r = 0; r < R; r++) acc[r][c] += load(x + (m + r) * p.K + k) * w;
+            EACH for (int r = 0; r < R; r++) acc[r][c] += load(x + (m + r) * p.K + k) * w;
         }
     for (; k < p.K; k++)
         for (int c = 0; c < 4; c++)
