@@ -116,9 +116,10 @@ def _move(evidence: Evidence, knob: int, choice: int, known: dict[int, float], o
         gain = known[choice]
         why = f"expected {_percent(gain)} from earlier measurements, untried with the other settings of now"
         return Move(knob=knob, choice=choice, gain=gain, spread=MEASURED_SPREAD, cost=0.0, measured=True, why=why)
-    last = len(evidence.space.values[knob]) - 1
-    nearest = min(known, key=lambda value: (abs(value - choice), value)) if ordered else evidence.incumbent[knob]
-    reach = abs(choice - nearest) / last if ordered else 1.0
+    last, current = len(evidence.space.values[knob]) - 1, evidence.incumbent[knob]
+    nearest = min(known, key=lambda value: (abs(value - choice), value)) if ordered else current
+    # Relative to the longest step that is open: a knob that stands in the middle is no less promising for that.
+    reach = abs(choice - nearest) / max(current, last - current) if ordered else 1.0
     scale = KNOB_SPREAD if len(known) == 1 else max(LEAST_SPREAD, *map(abs, known.values()))
     gain = _expected(choice, known) if ordered else 0.0
     return Move(

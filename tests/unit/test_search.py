@@ -165,6 +165,19 @@ def test_on_a_flat_landscape_every_knob_is_tried_once_before_any_knob_twice():
     assert sorted(touched) == sorted(TUNABLES)
 
 
+def test_unknown_knobs_are_tried_in_the_order_of_tunables_wherever_they_stand_in_their_range():
+    tunables, config = (
+        {"MID": [1, 2, 4, 8, 16], "END": [1, 2, 4], "NAME": ["a", "b"]},
+        {"MID": 4, "END": 1, "NAME": "a"},
+    )
+    history, agent, words = start(kernel(tunables, config)), SearchAgent(seed=0), []
+    for _ in tunables:
+        proposal = agent.propose(history)
+        words.append(proposal.hypothesis.split(":")[0])
+        history = record(history, proposal, Verdict.PASS, ratio=1.0)
+    assert words == ["MID 4 -> 16", "END 1 -> 4", "NAME a -> b"]
+
+
 def test_no_configuration_is_proposed_twice_and_the_starter_never():
     # A starter in another layout than the one in which CONFIG is written back, and kept changes on the way.
     pretty = kernel(TUNABLES, CONFIG).replace(repr(CONFIG), repr(CONFIG).replace(", ", ",  # why\n    "))
