@@ -1,0 +1,246 @@
+"""Rotary position embedding: each pair (a, b) of a head turns by its angle: (a cos - b sin, b cos + a sin).
+
+x: [..., heads, seq, head_dim], fp32 or bf16; cos and sin: [seq, head_dim / 2], same dtype. The pair of angle i is
+(x[i], x[i + head_dim / 2]), or (x[2i], x[2i + 1]) when interleaved. Computed in fp32, rounded once. Strides of the
+leading dimensions are used as they are, so a transposed [batch, seq, heads, head_dim] is read without a copy.
+"""
+
+import platform
+
+import torch
+
+from autokernel.native import build
+
+KERNEL_TYPE = "rotary_embedding"
+BACKEND = "cpp"
+TUNABLES = {
+    "OPT": ["-O2", "-O3"],  # compiler level
+    "ORDER": ["seq_inner", "heads_inner"],  # which rows are neighbours in a task
+    "FIXED": [0, 1],  # 1: loops of known length for head sizes 64 and 128
+    "VEC": [8, 16, 32],  # floats per vector value
+    "ROWS": [16, 64, 256],  # rows (one position of one head) per task
+    "SCHEDULE": ["static", "dynamic"],  # how tasks go to threads
+    "GRAIN": [4096, 32768, 262144, 1073741824],  # fewer elements than this run on the calling thread
+    "STREAM": [0, 1],  # 1: write the output past the caches (x86)
+}
+CONFIG = {
+    "OPT": "-O3",
+    "ORDER": "seq_inner",
+    "FIXED": 0,
+    "VEC": 8,
+    "ROWS": 64,
+    "SCHEDULE": "static",
+    "GRAIN": 32768,
+    "STREAM": 0,
+}
+
+SOURCE = r"""
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+typedef float vf __attribute__((vector_size(VEC * 4)));
+typedef uint32_t vu __attribute__((vector_size(VEC * 4)));
+typedef uint16_t vh __attribute__((vector_size(VEC * 2)));
+struct bf16 { uint16_t bits; };
+
+static inline float widen(float v) { return v; }
+static inline float widen(bf16 v) {
+  uint32_t u = uint32_t(v.bits) << 16;
+  float f;
+  std::memcpy(&f, &u, 4);
+  return f;
+}
+static inline void narrow(float v, float* p) { *p = v; }
+static inline void narrow(float v, bf16* p) {  // round to nearest, ties to even
+  uint32_t u;
+  std::memcpy(&u, &v, 4);
+  p->bits = v != v ? 0x7fc0 : uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+static inline vf load(const float* p) {
+  vf v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+static inline vf load(const bf16* p) {
+  vh h;
+  std::memcpy(&h, p, sizeof h);
+  vu u = __builtin_convertvector(h, vu) << 16;
+  return (vf)u;
+}
+
+// Plain store, or 16-byte stores that bypass the caches; those need `p` on a 16-byte boundary.
+template <bool STREAMING, class V>
+static inline void put(void* p, const V& v) {
+#if defined(__SSE2__)
+  if (STREAMING) {
+    __m128i part[sizeof(V) / 16];
+    std::memcpy(part, &v, sizeof v);
+    for (unsigned i = 0; i < sizeof(V) / 16; ++i) _mm_stream_si128((__m128i*)p + i, part[i]);
+    return;
+  }
+#endif
+  std::memcpy(p, &v, sizeof v);
+}
+template <bool STREAMING>
+static inline void store(float* p, vf v) { put<STREAMING>(p, v); }
+template <bool STREAMING>
+static inline void store(bf16* p, vf v) {
+  vu u = (vu)v;
+  vu nan = (vu)(v != v);
+  u = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+  u = (nan & 0x7fc0) | (~nan & u);
+  put<STREAMING>(p, __builtin_convertvector(u, vh));
+}
+
+enum { seq_inner, heads_inner };
+
+template <bool STREAMING, class T>
+static inline void split_row(const T* x, const T* cos, const T* sin, T* y, int64_t half) {
+  int64_t i = 0;
+  for (; i + VEC <= half; i += VEC) {
+    vf a = load(x + i), b = load(x + half + i), c = load(cos + i), s = load(sin + i);
+    store<STREAMING>(y + i, a * c - b * s);
+    store<STREAMING>(y + half + i, b * c + a * s);
+  }
+  for (; i < half; ++i) {
+    float a = widen(x[i]), b = widen(x[half + i]), c = widen(cos[i]), s = widen(sin[i]);
+    narrow(a * c - b * s, y + i);
+    narrow(b * c + a * s, y + half + i);
+  }
+}
+
+template <class T>
+static inline void pair_row(const T* __restrict x, const T* __restrict cos, const T* __restrict sin, T* __restrict y,
+                            int64_t half) {
+#pragma omp simd
+  for (int64_t i = 0; i < half; ++i) {
+    float a = widen(x[2 * i]), b = widen(x[2 * i + 1]), c = widen(cos[i]), s = widen(sin[i]);
+    narrow(a * c - b * s, y + 2 * i);
+    narrow(b * c + a * s, y + 2 * i + 1);
+  }
+}
+
+template <class T>
+static inline void row(const T* x, const T* cos, const T* sin, T* y, int64_t half, bool interleaved) {
+  if (interleaved) pair_row(x, cos, sin, y, half);
+  else if (STREAM && uintptr_t(y) % 16 == 0 && half * sizeof(T) % 16 == 0) split_row<true>(x, cos, sin, y, half);
+  else split_row<false>(x, cos, sin, y, half);
+}
+
+template <class T>
+static inline void any_row(const T* x, const T* cos, const T* sin, T* y, int64_t half, bool interleaved) {
+  if (FIXED && half == 32) row(x, cos, sin, y, 32, interleaved);
+  else if (FIXED && half == 64) row(x, cos, sin, y, 64, interleaved);
+  else row(x, cos, sin, y, half, interleaved);
+}
+
+struct Layout { int64_t batch, head, seq; };  // strides in elements
+
+template <class T>
+static void some_rows(const T* x, const T* cos, const T* sin, T* y, int64_t from, int64_t to, int64_t heads,
+                      int64_t seq, int64_t half, Layout in, Layout out, bool interleaved) {
+  int64_t inner = ORDER == seq_inner ? seq : heads, middle = ORDER == seq_inner ? heads : seq;
+  int64_t i = from % inner, m = from / inner % middle, b = from / inner / middle;
+  for (int64_t r = from; r < to; ++r) {
+    int64_t h = ORDER == seq_inner ? m : i, s = ORDER == seq_inner ? i : m;
+    any_row(x + b * in.batch + h * in.head + s * in.seq, cos + s * half, sin + s * half,
+            y + b * out.batch + h * out.head + s * out.seq, half, interleaved);
+    if (++i == inner) {
+      i = 0;
+      if (++m == middle) m = 0, ++b;
+    }
+  }
+#if defined(__SSE2__)
+  if (STREAM) _mm_sfence();
+#endif
+}
+
+template <class T>
+static int rotate(const T* x, const T* cos, const T* sin, T* y, int64_t batch, int64_t heads, int64_t seq, int64_t half,
+                  Layout in, Layout out, int64_t interleaved) {
+  int64_t rows = batch * heads * seq, tasks = (rows + ROWS - 1) / ROWS;
+  if (tasks < 2 || rows * half * 2 < GRAIN) {
+    some_rows(x, cos, sin, y, 0, rows, heads, seq, half, in, out, interleaved);
+    return 0;
+  }
+#pragma omp parallel for schedule(SCHEDULE)
+  for (int64_t t = 0; t < tasks; ++t) {
+    int64_t to = (t + 1) * ROWS < rows ? (t + 1) * ROWS : rows;
+    some_rows(x, cos, sin, y, t * ROWS, to, heads, seq, half, in, out, interleaved);
+  }
+  return 0;
+}
+
+extern "C" int rotary_fp32(const float* x, const float* cos, const float* sin, float* y, int64_t batch, int64_t heads,
+                           int64_t seq, int64_t half, int64_t xb, int64_t xh, int64_t xs, int64_t yb, int64_t yh,
+                           int64_t ys, int64_t interleaved) {
+  return rotate(x, cos, sin, y, batch, heads, seq, half, {xb, xh, xs}, {yb, yh, ys}, interleaved);
+}
+extern "C" int rotary_bf16(const bf16* x, const bf16* cos, const bf16* sin, bf16* y, int64_t batch, int64_t heads,
+                           int64_t seq, int64_t half, int64_t xb, int64_t xh, int64_t xs, int64_t yb, int64_t yh,
+                           int64_t ys, int64_t interleaved) {
+  return rotate(x, cos, sin, y, batch, heads, seq, half, {xb, xh, xs}, {yb, yh, ys}, interleaved);
+}
+"""
+
+
+def _flags(config):
+    macros = [f"-D{knob}={value}" for knob, value in config.items() if knob != "OPT"]
+    # g++ prefers half-wide vectors on many AVX-512 parts; the width is ours to choose.
+    wide = ["-mprefer-vector-width=512"] if platform.machine() in ("x86_64", "AMD64") else []
+    return [config["OPT"], *wide, *macros]
+
+
+lib = build(SOURCE, flags=_flags(CONFIG))
+FUNCTIONS = {torch.float32: lib.rotary_fp32, torch.bfloat16: lib.rotary_bf16}
+
+
+def kernel_fn(x, cos, sin, interleaved=False):
+    """x with every pair turned, in x's shape and dtype, contiguous.
+
+    Raises: TypeError for a dtype other than fp32 and bf16; ValueError when cos and sin do not fit x.
+    """
+    function = FUNCTIONS.get(x.dtype)
+    if function is None or not x.is_cpu:
+        raise TypeError(f"rotary_embedding takes fp32 or bf16 on the CPU, not {x.dtype} on {x.device}")
+    if x.dim() < 2:
+        raise ValueError(f"x has shape {list(x.shape)}, expected [..., seq, head_dim]")
+    seq, width = x.shape[-2:]
+    half = width // 2
+    for angle in (cos, sin):
+        if angle.dtype != x.dtype or angle.device != x.device:
+            raise TypeError(f"cos or sin is {angle.dtype} on {angle.device}, x is {x.dtype} on {x.device}")
+        if width % 2 or angle.shape != (seq, half):
+            raise ValueError(
+                f"cos or sin has shape {list(angle.shape)}, x {list(x.shape)}; expected [seq, head_dim / 2]"
+            )
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if x.numel():
+        batch, heads, *strides = _layout(x)
+        if strides[3] != 1 or x.dim() > 4:
+            x = x.contiguous()
+            batch, heads, *strides = _layout(x)
+        function(
+            x, cos.contiguous(), sin.contiguous(), out, batch, heads, seq, half,
+            *strides[:3], heads * seq * width, seq * width, width, bool(interleaved),
+        )  # fmt: skip
+    return out
+
+
+def _layout(x):
+    """Batch, heads, and the strides of [batch, heads, seq, head_dim]; more leading dimensions count as batch."""
+    if x.dim() == 4:
+        return (*x.shape[:2], *x.stride())
+    heads = x.shape[-3] if x.dim() > 2 else 1
+    seq, width = x.shape[-2:]
+    if x.dim() == 3:
+        return (1, heads, 0, *x.stride())
+    if x.dim() == 2:
+        return (1, 1, 0, 0, *x.stride())
+    return (x.numel() // (heads * seq * width), heads, heads * seq * width, *x.stride()[-3:])
