@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-Scalar = bool | int | float | str | None
-"""What a kernel takes beside tensors: an eps, a dim, a flag, a mode."""
+Scalar = bool | int | float | str | tuple[int, ...] | None
+"""What a kernel takes beside tensors: an eps, a dim or several, a flag, a mode."""
 
 
 class Verdict(StrEnum):
@@ -105,7 +105,8 @@ class Case:
             )
             for name, meta in raw["tensors"].items()
         }
-        return Case(op=raw["op"], name=raw["name"], dtype=raw["dtype"], tensors=tensors, scalars=dict(raw["scalars"]))
+        scalars = {name: tuple(value) if isinstance(value, list) else value for name, value in raw["scalars"].items()}
+        return Case(op=raw["op"], name=raw["name"], dtype=raw["dtype"], tensors=tensors, scalars=scalars)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +151,16 @@ class PlannedOp:
     share: float
     headroom: float | None
     potential: float
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `from_json` reads back."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(raw: Mapping[str, Any]) -> PlannedOp:
+        """Inverse of `to_json`."""
+        cases = tuple(TimedCase(case=Case.from_json(item["case"]), calls=item["calls"]) for item in raw["cases"])
+        return PlannedOp(**{**raw, "cases": cases})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

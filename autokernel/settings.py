@@ -1,4 +1,4 @@
-"""What the user asked of a run: `Settings`, filled by the CLI, written to the journal, read back on resume; no torch."""
+"""What the user asked of a run, written to the journal and read back on resume; no torch."""
 
 from __future__ import annotations
 

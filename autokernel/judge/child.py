@@ -7,6 +7,7 @@ reports is checked against the judge's own clock and memory.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import resource
 import signal
@@ -154,15 +155,16 @@ class _Session:
         for arguments in schedule[: message["warm"]]:
             kernel(*arguments)
         kept = out = None
-        start = time.perf_counter_ns()
+        clock = time.perf_counter_ns
+        stamps = [clock()]
         for number, arguments in enumerate(schedule):
             out = kernel(*arguments)
+            stamps.append(clock())
             if number == keep:
                 kept = out
-        elapsed = time.perf_counter_ns() - start
         del out
         self._kept = kept
-        return {"ok": True, "elapsed_ns": elapsed}
+        return {"ok": True, "call_ns": [after - before for before, after in itertools.pairwise(stamps)]}
 
 
 def _private(value: Any) -> Any:

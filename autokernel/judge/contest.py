@@ -97,10 +97,10 @@ class Contest:
         warm = min(WARM_CALLS, calls)
         block = self._workers[name].time(str(index), order, warm=warm, keep=keep)
         self._kept[name] = (index, order[keep])
-        self._claimed_us[name] += block.elapsed_us * (1 + warm / calls)
+        self._claimed_us[name] += sum(block.calls_us) * (1 + warm / calls)
         self._wall_us[name] += block.wall_us
         self._blocks[name] += 1
-        return block.elapsed_us / calls
+        return block.latency_us
 
     def _calibrate(self, name: str, first_deadline_s: float) -> list[int]:
         """Calls per block for each case, after warming up until allocations and clocks have settled."""
@@ -111,6 +111,6 @@ class Contest:
             start, latency_us = time.perf_counter(), float("inf")
             while time.perf_counter() - start < WARM_UP_S / len(self._sets):
                 block = worker.time(str(index), [0, 1], warm=0, keep=0)
-                latency_us = min(latency_us, block.elapsed_us / 2)
+                latency_us = min(latency_us, block.latency_us)
             calls.append(max(1, min(MAX_CALLS, round(BLOCK_US / max(latency_us, 0.1)))))
         return calls

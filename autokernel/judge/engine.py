@@ -51,9 +51,9 @@ class Judge:
 
         `builds` is the folder under which every candidate gets a folder of its own to compile in.
         """
-        self._server, self._spec, self._builds = server, spec, builds
+        self._server, self.spec, self._builds = server, spec, builds
         self._dtypes, self._cases = dtypes, tuple(cases)
-        self._timed = self._cases[:MAX_TIMED_CASES] or (_default_case(spec),)
+        self.timed = self._cases[:MAX_TIMED_CASES] or (_default_case(spec),)
         self._incumbent: tuple[str, Worker] | None = None
 
     def __enter__(self) -> Judge:
@@ -113,10 +113,10 @@ class Judge:
         Raises: MeasurementError when none can be timed.
         """
         targets: dict[str, dict[str, Any]] = {
-            name: {"op": self._spec.op, "baseline": name} for name in self._spec.baselines
+            name: {"op": self.spec.op, "baseline": name} for name in self.spec.baselines
         }
         if compiled:
-            targets["compile"] = {"op": self._spec.op, "baseline": "eager", "compile": True}
+            targets["compile"] = {"op": op, "baseline": "eager", "compile": True}
         workers = {name: Worker(self._server, target, self._builds / "pytorch") for name, target in targets.items()}
         workers[_CANDIDATE] = self._start(kernel_py)
         try:
@@ -124,7 +124,7 @@ class Judge:
             contest.run(BASELINE_ROUNDS)
             latencies = {name: contest.latency_us(name) for name in contest.rounds if name != _CANDIDATE}
             if not latencies:
-                raise MeasurementError(f"PyTorch itself cannot run {self._spec.op} here", hint="see the log")
+                raise MeasurementError(f"PyTorch itself cannot run {self.spec.op} here", hint="see the log")
             return Baseline(latencies_us=latencies), contest.latency_us(_CANDIDATE)
         finally:
             for worker in workers.values():
@@ -142,7 +142,7 @@ class Judge:
     def _run_stage(self, name: str, run: Stage, worker: Worker, kernel_py: str, stages: list[StageReport]) -> None:
         start, checked, verdict, reason = time.perf_counter(), 0, Verdict.PASS, ""
         trial = Trial(
-            spec=self._spec,
+            spec=self.spec,
             worker=worker,
             dtypes=self._dtypes,
             user_cases=tuple(item.case for item in self._cases),
@@ -194,7 +194,7 @@ class Judge:
 
     def _contest(self, worker: Worker, incumbent: str) -> Contest:
         workers = {_CANDIDATE: worker, _INCUMBENT: self._incumbent_worker(incumbent)}
-        return Contest(self._spec, self._timed, workers, first_deadline_s=FIRST_CALL_DEADLINE_S)
+        return Contest(self.spec, self.timed, workers, first_deadline_s=FIRST_CALL_DEADLINE_S)
 
     def _surviving_contest(self, workers: dict[str, Worker]) -> Contest:
         """A contest of those children that can be timed at all."""
@@ -202,13 +202,13 @@ class Judge:
         for name, worker in workers.items():
             try:
                 worker.load()
-                Contest(self._spec, self._timed, {name: worker}, first_deadline_s=COMPILE_DEADLINE_S)
+                Contest(self.spec, self.timed, {name: worker}, first_deadline_s=COMPILE_DEADLINE_S)
             except Rejected as rejected:
                 if name == _CANDIDATE:
                     raise
-                log.warning("baseline %r of %s cannot be timed: %s", name, self._spec.op, rejected.reason)
+                log.warning("baseline %r of %s cannot be timed: %s", name, self.spec.op, rejected.reason)
                 del alive[name]
-        return Contest(self._spec, self._timed, alive, first_deadline_s=COMPILE_DEADLINE_S)
+        return Contest(self.spec, self.timed, alive, first_deadline_s=COMPILE_DEADLINE_S)
 
 
 _CANDIDATE, _INCUMBENT = "candidate", "incumbent"

@@ -126,7 +126,7 @@ def serve(fd: int) -> None:
     os.set_inheritable(fd, False)
     gc.collect()
     gc.freeze()  # children share these pages as long as no collection touches them
-    alive: set[int] = set()
+    alive: dict[int, int | None] = {}  # child -> wait status, None while it runs
     wire.send(control, {"ready": True})
     while True:
         try:
@@ -137,11 +137,12 @@ def serve(fd: int) -> None:
             _spawn(control, fds[0], message["setup"], alive, child)
         else:
             wire.send(control, {"status": _reap(message["pid"], alive)})
-    for pid in alive:
-        _kill_group(pid)
+    for pid, status in alive.items():
+        if status is None:
+            _kill_group(pid)
 
 
-def _spawn(control: socket.socket, fd: int, setup: dict[str, Any], alive: set[int], child: Any) -> None:
+def _spawn(control: socket.socket, fd: int, setup: dict[str, Any], alive: dict[int, int | None], child: Any) -> None:
     try:
         pid = os.fork()
     except OSError as error:
@@ -150,7 +151,7 @@ def _spawn(control: socket.socket, fd: int, setup: dict[str, Any], alive: set[in
         return
     if pid:
         os.close(fd)
-        alive.add(pid)
+        alive[pid] = None
         wire.send(control, {"pid": pid})
         return
     try:
@@ -160,15 +161,16 @@ def _spawn(control: socket.socket, fd: int, setup: dict[str, Any], alive: set[in
         os._exit(0)  # no atexit handler, no destructor of the candidate's gets to run
 
 
-def _reap(pid: int, alive: set[int]) -> int | None:
+def _reap(pid: int, alive: dict[int, int | None]) -> int | None:
+    """Exit status of a child (negative: the signal), asked for as often as the judge likes; None if it will not end."""
     deadline = time.monotonic() + REAP_TIMEOUT_S
-    while time.monotonic() < deadline:
+    while alive.get(pid) is None and time.monotonic() < deadline:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
-            alive.discard(pid)
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.002)
-    return None
+            alive[pid] = os.waitstatus_to_exitcode(status)
+        else:
+            time.sleep(0.002)
+    return alive.get(pid)
 
 
 def _kill_group(pid: int) -> None:

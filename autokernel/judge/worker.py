@@ -8,6 +8,7 @@ import secrets
 import shutil
 import signal
 import socket
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,10 +37,15 @@ class Rejected(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedBlock:
-    """One block of calls: the child's own clock, the judge's clock around it, both in us for the whole block."""
+    """One block of calls: each call by the child's clock, and the whole by the judge's, in us."""
 
-    elapsed_us: float
+    calls_us: tuple[float, ...]
     wall_us: float
+
+    @property
+    def latency_us(self) -> float:
+        """Median of the calls: a preempted call or two do not move it."""
+        return statistics.median(self.calls_us)
 
 
 class Worker:
@@ -110,7 +116,10 @@ class Worker:
         start = time.perf_counter()
         answer = self._ask(message, deadline_s)
         wall_us = (time.perf_counter() - start) * 1e6
-        return TimedBlock(elapsed_us=answer["elapsed_ns"] / 1e3, wall_us=wall_us)
+        calls_us = tuple(float(ns) / 1e3 for ns in answer["call_ns"])
+        if len(calls_us) != len(order) or min(calls_us) <= 0:
+            raise Rejected(Verdict.TAMPER, f"reports {len(calls_us)} times for {len(order)} calls, or impossible ones")
+        return TimedBlock(calls_us=calls_us, wall_us=wall_us)
 
     def fetch(self, expected: TensorMeta) -> Tensor:
         """The output kept from the last timed block. Raises: Rejected."""

@@ -1,0 +1,110 @@
+"""`Bench`: the judge of the op at hand, with its server restarted when our own processes fail; and the op's work."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from autokernel import roofline
+from autokernel.errors import WorkerError
+from autokernel.judge.engine import Judge
+from autokernel.judge.forkserver import ForkServer
+from autokernel.loading import get_spec
+from autokernel.recording import Work
+from autokernel.records import Baseline, Outcome, PlannedOp
+from autokernel.roofline import Ceilings
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+WORKER_RETRIES = 2
+"""How often a judge whose own processes fail is started anew before the run stops for a person."""
+
+CPP_DTYPES = ("fp32", "bf16")
+"""What the cpp starters and candidates must handle; a CPU has no fast fp16."""
+
+
+class Bench:
+    """Judges candidates for one op at a time; use as a context manager."""
+
+    def __init__(self, builds: Path) -> None:
+        self._builds = builds
+        self._server = ForkServer()
+        self._planned: PlannedOp | None = None
+        self._judge: Judge | None = None
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close_judge()
+        self._server.close()
+
+    def open(self, planned: PlannedOp) -> None:
+        """Turn to this op."""
+        self._close_judge()
+        self._planned = planned
+        self._judge = Judge(
+            server=self._server,
+            spec=get_spec(planned.op),
+            dtypes=CPP_DTYPES,
+            cases=planned.cases,
+            builds=self._builds / planned.op,
+        )
+
+    def judge(self, kernel_py: str, incumbent: str | None) -> Outcome:
+        """The verdict on a candidate, timed against `incumbent` if any. Raises: WorkerError after retries."""
+        return self._insist(lambda judge: judge.evaluate(kernel_py, incumbent))
+
+    def baseline(self, kernel_py: str, *, compiled: bool) -> tuple[Baseline, float]:
+        """PyTorch's latencies and `kernel_py`'s, interleaved, in us."""
+        return self._insist(lambda judge: judge.baseline(kernel_py, compiled=compiled))
+
+    @property
+    def work(self) -> Work:
+        """FLOPs and bytes of what is timed."""
+        timed, spec = self._current().timed, self._current().spec
+        first = timed[0].case
+        more = f" +{len(timed) - 1}" if len(timed) > 1 else ""
+        return Work(
+            flops=sum(item.calls * spec.flops(item.case) for item in timed),
+            nbytes=sum(item.calls * spec.bytes_moved(item.case) for item in timed),
+            case=first.label + more,
+            dtype=first.dtype,
+        )
+
+    def floor_us(self, ceilings: Ceilings) -> float | None:
+        """Least time that the measured ceilings allow for what is timed; None when one is unknown."""
+        spec, total = self._current().spec, 0.0
+        for item in self._current().timed:
+            floor = roofline.floor_us(spec.flops(item.case), spec.bytes_moved(item.case), item.case.dtype, ceilings)
+            if floor is None:
+                return None
+            total += item.calls * floor
+        return total
+
+    def _current(self) -> Judge:
+        assert self._judge is not None, "open an op first"
+        return self._judge
+
+    def _insist(self, step: Callable[[Judge], T]) -> T:
+        for attempt in range(WORKER_RETRIES + 1):
+            try:
+                return step(self._current())
+            except WorkerError as error:
+                if attempt == WORKER_RETRIES:
+                    raise
+                log.warning("the judge's processes failed (%s); starting them anew", error)
+                assert self._planned is not None
+                self._close_judge()
+                self._server.close()
+                self._server = ForkServer()
+                self.open(self._planned)
+        raise AssertionError("unreachable")
+
+    def _close_judge(self) -> None:
+        if self._judge is not None:
+            self._judge.close()
+            self._judge = None

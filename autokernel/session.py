@@ -1,0 +1,377 @@
+"""`Session`: one run's resources (directory, journal, git branch, judge, agent) and the steps that the loop is made of.
+
+Every step writes what it did to the journal before the next begins, and each can be repeated after a crash: an
+experiment that was only proposed is judged again, one that was judged is recorded again, and nothing counts twice.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from autokernel import __version__, recording, results, rundir
+from autokernel.agentchoice import choose_agent
+from autokernel.agents import AGENTS, Agent, AgentOptions, build_agent
+from autokernel.bench import Bench
+from autokernel.gitrepo import RunRepository
+from autokernel.history import KernelHistory
+from autokernel.journal import Journal
+from autokernel.loading import starter_path
+from autokernel.model_worker import call_worker
+from autokernel.records import Decision, Experiment, Outcome, PlannedOp, Proposal, Verdict, text_digest
+from autokernel.roofline import Ceilings
+from autokernel.rundir import RunDir
+from autokernel.settings import Settings
+from autokernel.state import Pending, RunState, load_state, started_json
+from autokernel.view import RunSummary, View
+
+RESULTS = "results.tsv"
+RESERVED_SHARE, RESERVED_MAX_S = 0.25, 150.0
+"""Of the time budget, what is kept for measuring the whole model at the end."""
+
+EXPERIMENT_S = 6.0
+"""What one more experiment is expected to take, until this run has measured its own."""
+
+PROFILE_DEADLINE_S = 900.0
+INTEGRATE_MIN_S = 60.0
+
+
+class Session:
+    """One run, open. Use `Session.open(...)` as a context manager; the loop calls the steps."""
+
+    def __init__(self, settings: Settings, view: View, run_dir: RunDir, state: RunState | None) -> None:
+        self.settings, self.view, self.run_dir = settings, view, run_dir
+        self.wall_us = 0.0
+        self._started = time.perf_counter()
+        self._stack = ExitStack()
+        self._journal = Journal(run_dir.journal_path)
+        self._histories = dict(state.histories) if state else {}
+        self._pending = state.pending if state else None
+        self._plan_fields: dict[str, Any] | None = dict(state.plan) if state and state.plan else None
+        self._integration: dict[str, Any] | None = None
+        self._seconds: list[float] = []
+        self._repo: RunRepository
+        self._bench: Bench
+        self._agent: Agent
+        self._tip: str  # the branch as the journal knows it: whatever a crash left beyond it is undone
+
+    # -- opening and closing
+
+    @staticmethod
+    def open(settings: Settings, view: View, resume: str | None = None) -> Session:
+        """Create the run's directory and branch, or reopen the run called `resume` ("latest" for the newest).
+
+        Limits (time, experiments) are those of `settings`; everything else of a resumed run is as it was started.
+        Raises: ConfigError, RepositoryError or LogError, before anything is written that cannot be used later.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(rundir.lock(settings.workdir))
+            _check_results(settings.workdir)
+            if resume is None:
+                run_dir = rundir.create_run(settings.workdir, _model_name(settings.model), _utc_now())
+                session = Session(settings, view, run_dir, None)
+                session._repo = RunRepository.create(settings.workdir, run_dir.path, run_dir.name)
+            else:
+                run_dir = rundir.find_run(settings.workdir, resume)
+                state = load_state(run_dir)
+                limits = {"budget_s": settings.budget_s, "max_experiments": settings.max_experiments}
+                session = Session(replace(state.settings, **limits), view, run_dir, state)  # type: ignore[arg-type]
+                session._repo = RunRepository.open(settings.workdir, run_dir.path, run_dir.name)
+                session._repo.restore(state.tip or session._repo.head())
+            session._journal.append("run-started", settings=session.settings.to_json(), version=__version__)
+            session._tip = session._repo.head()
+            session._agent = session._choose_agent()
+            session._bench = stack.enter_context(Bench(run_dir.path / "builds"))
+            session._stack = stack.pop_all()
+        view.note(f"run {run_dir.name}; experiments go to branch {session._repo.branch}")
+        return session
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.view.close()
+        self._stack.close()
+
+    def finish(self, reason: str) -> RunSummary:
+        """Write the end of the run and sum it up."""
+        self._journal.append("run-ended", reason=reason)
+        summary = RunSummary(
+            run=self.run_dir.name,
+            branch=self._repo.branch,
+            reason=reason,
+            histories=tuple(self._histories.values()),
+            integration=self._integration,
+            seconds=self._elapsed_s(),
+        )
+        self.view.finished(summary)
+        return summary
+
+    # -- the plan
+
+    def plan(self) -> list[PlannedOp]:
+        """The ranked ops of the model, profiled in a child process; read from the journal when resumed."""
+        if self._plan_fields is None:
+            self.view.stage("profiling the model")
+            answer = call_worker(
+                {
+                    "request": "profile",
+                    "model": self.settings.model,
+                    "dtype": self.settings.dtype,
+                    "ops": self.settings.ops,
+                    "seed": self.settings.seed,
+                },
+                deadline_s=PROFILE_DEADLINE_S,
+                workdir=self.settings.workdir,
+            )
+            self._plan_fields = answer
+            self._journal.append("planned", **answer)
+            (self.run_dir.path / "plan.json").write_text(json.dumps(answer, indent=1))
+        self.wall_us = self._plan_fields["profile"]["wall_us"]
+        for note in self._plan_fields.get("notes", ()):
+            self.view.note(note)
+        return [PlannedOp.from_json(raw) for raw in self._plan_fields["plan"]["ops"]]
+
+    def has_starter(self, planned: PlannedOp) -> bool:
+        """Whether this backend has a first kernel for the op."""
+        return starter_path(planned.op, self._backend()) is not None
+
+    def is_done(self, planned: PlannedOp) -> bool:
+        """Whether an earlier session of this run has already moved on from the op."""
+        history = self._histories.get(planned.op)
+        return history is not None and history.stop_reason is not None
+
+    # -- the steps of one op
+
+    def start(self, planned: PlannedOp) -> KernelHistory | None:
+        """Judge the starter and measure PyTorch's own ways; None when the starter does not pass on this machine."""
+        if planned.op in self._histories:
+            self._bench.open(self._histories[planned.op].planned)
+            self.view.op_started(self._histories[planned.op])
+            return self._histories[planned.op]
+        begin = time.perf_counter()
+        path = starter_path(planned.op, self._backend())
+        assert path is not None, "the loop asks has_starter first"
+        starter = path.read_text()
+        self.view.stage(f"{planned.op}: judging the starter")
+        self._bench.open(planned)
+        outcome = self._bench.judge(starter, None)
+        if outcome.verdict is not Verdict.PASS:
+            self.view.note(f"{planned.op}: the starter gets {outcome.verdict} here ({outcome.reason}); skipped")
+            return None
+        self.view.stage(f"{planned.op}: measuring PyTorch's own ways")
+        baseline, starter_us = self._bench.baseline(starter, compiled=self.settings.compile_baseline)
+        history = KernelHistory(
+            planned=planned,
+            backend=self._backend(),
+            device=self._ceilings().device,
+            baseline=baseline,
+            incumbent=starter,
+            incumbent_us=starter_us,
+            floor_us=self._bench.floor_us(self._ceilings()),
+            active_s=time.perf_counter() - begin,
+        )
+        self._write_kernel(planned.op, 0, starter)
+        self._tip = self._repo.commit_kernel(
+            starter,
+            subject=f"{planned.op}: starter for {self._backend()}",
+            trailers={"Starter": f"{self.run_dir.name}/{planned.op}", "Latency-us": f"{starter_us:.2f}"},
+        )
+        self._journal.append(
+            "op-started", op=planned.op, digest=text_digest(starter), history=started_json(history), tip=self._tip
+        )
+        self._histories[planned.op] = history
+        self.view.op_started(history)
+        return history
+
+    def propose(self, history: KernelHistory) -> Proposal | None:
+        """What to try next: an experiment that a killed run left unfinished, or the agent's next idea."""
+        if self._pending is not None and self._pending.op == history.op:
+            return self._pending.proposal
+        begin = time.perf_counter()
+        self.view.stage(f"{history.op}: the {self._agent.name} agent is thinking")
+        proposal = self._agent.propose(history)
+        if proposal is None:
+            return None
+        number, agent_s = self._next_number(), time.perf_counter() - begin
+        self._write_kernel(history.op, number, proposal.kernel_py)
+        self._journal.append(
+            "proposed",
+            number=number,
+            op=history.op,
+            hypothesis=proposal.hypothesis,
+            digest=proposal.digest,
+            agent_s=agent_s,
+            tokens=proposal.tokens,
+            cost_usd=proposal.cost_usd,
+        )
+        self._pending = Pending(number=number, op=history.op, proposal=proposal, agent_s=agent_s)
+        return proposal
+
+    def judge(self, history: KernelHistory, proposal: Proposal) -> Outcome:
+        """The judge's answer on the proposal, timed against the incumbent."""
+        assert self._pending is not None, "propose first"
+        if self._pending.judged is not None:
+            return self._pending.judged.outcome
+        self.view.stage(f"{history.op}: judging experiment {self._pending.number}: {proposal.hypothesis}")
+        return self._bench.judge(proposal.kernel_py, history.incumbent)
+
+    def record(
+        self, history: KernelHistory, proposal: Proposal, outcome: Outcome, decision: Decision, why: str
+    ) -> KernelHistory:
+        """Journal, commit and log the decided experiment; the history with it."""
+        pending = self._pending
+        assert pending is not None, "propose first"
+        experiment = pending.judged or self._judged(pending, outcome, decision, why)
+        commit = recording.commit(self._repo, self.run_dir.name, history, experiment, self._bench.work, self._tip)
+        experiment = replace(experiment, commit=commit)
+        self._tip = self._repo.head()
+        row = recording.result_row(
+            self.run_dir.name, history, experiment, self._bench.work, agent=self._agent.name, seed=self.settings.seed
+        )
+        recording.append(self.settings.workdir / RESULTS, row)
+        self._journal.append("recorded", number=experiment.number, op=history.op, commit=commit, tip=self._tip)
+        self._pending = None
+        self._seconds.append(experiment.seconds)
+        history = history.add(experiment)
+        self._histories[history.op] = history
+        self.view.experiment(history, experiment)
+        return history
+
+    def move_on(self, history: KernelHistory, reason: str) -> None:
+        """Close the op: its best kernel is committed under `optimized/`."""
+        self._journal.append("op-stopped", op=history.op, reason=reason)
+        history = history.stopped(reason)
+        self._histories[history.op] = history
+        self.view.op_stopped(history)
+
+    # -- limits
+
+    def limit_reached(self) -> str | None:
+        """The run's own reason to stop: its experiments or its time (less what the end needs) are used up."""
+        done = sum(len(history.experiments) for history in self._histories.values())
+        if self.settings.max_experiments is not None and done >= self.settings.max_experiments:
+            return f"{done} experiments done, as asked"
+        usual_s = sorted(self._seconds)[len(self._seconds) // 2] if self._seconds else EXPERIMENT_S
+        if self._elapsed_s() + usual_s > self.settings.budget_s - self._reserved_s():
+            return f"the time of {self.settings.budget_s / 60:g} minutes is used up"
+        return None
+
+    def _reserved_s(self) -> float:
+        return min(RESERVED_SHARE * self.settings.budget_s, RESERVED_MAX_S)
+
+    def _elapsed_s(self) -> float:
+        return time.perf_counter() - self._started
+
+    # -- the end
+
+    def integrate(self) -> None:
+        """Export each op's best kernel and measure the whole model with them, in a child process."""
+        if not self._histories:
+            return
+        kernels = [self._export(history) for history in self._histories.values()]
+        self._journal.append("exported", tip=self._tip)
+        self.view.stage("measuring the whole model")
+        budget_s = max(INTEGRATE_MIN_S, self.settings.budget_s - self._elapsed_s())
+        request = {
+            "request": "integrate",
+            "model": self.settings.model,
+            "dtype": self.settings.dtype,
+            "seed": self.settings.seed,
+            "kernels": kernels,
+            "budget_s": budget_s,
+            "compile_baseline": self.settings.compile_baseline,
+        }
+        deadline_s = 2 * budget_s + INTEGRATE_MIN_S
+        self._integration = call_worker(request, deadline_s=deadline_s, workdir=self.settings.workdir)
+        self._journal.append("integrated", result=self._integration)
+
+    def _export(self, history: KernelHistory) -> dict[str, Any]:
+        """Write the best kernel where `autokernel.apply` looks for it, and commit it under `optimized/`."""
+        folder = self.run_dir.optimized_dir(history.op)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "kernel.py"
+        path.write_text(history.incumbent)
+        cases = [item.case.to_json() for item in history.planned.cases]
+        meta = {"op": history.op, "backend": history.backend, "cases": cases, "used": True}
+        (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+        self._tip = self._repo.commit_files(
+            {f"optimized/{history.op}.py": history.incumbent},
+            subject=f"{history.op}: best kernel of this run",
+            trailers={"Op": history.op, "Latency-us": f"{history.incumbent_us:.2f}"},
+        )
+        return {"op": history.op, "path": str(path), "cases": cases}
+
+    # -- small parts
+
+    def _choose_agent(self) -> Agent:
+        choice, _, argument = self.settings.agent.partition(":")
+        name, why = choose_agent(choice, AGENTS, os.environ)
+        if why:
+            self.view.note(why)
+        options = AgentOptions(seed=self.settings.seed, argument=argument, workdir=self.settings.workdir)
+        return build_agent(name, options)
+
+    def _backend(self) -> str:
+        return "cpp" if self.settings.backend == "auto" else self.settings.backend
+
+    def _ceilings(self) -> Ceilings:
+        assert self._plan_fields is not None, "plan first"
+        return Ceilings.from_json(self._plan_fields["ceilings"])
+
+    def _next_number(self) -> int:
+        return 1 + sum(len(history.experiments) for history in self._histories.values())
+
+    def _write_kernel(self, op: str, number: int, text: str) -> None:
+        path = self.run_dir.kernel_path(op, number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def _judged(self, pending: Pending, outcome: Outcome, decision: Decision, why: str) -> Experiment:
+        seconds = outcome.seconds + pending.agent_s
+        self._journal.append(
+            "judged",
+            number=pending.number,
+            op=pending.op,
+            outcome=outcome.to_json(),
+            decision=decision.value,
+            reason=why,
+            seconds=seconds,
+        )
+        timing = outcome.timing
+        return Experiment(
+            number=pending.number,
+            op=pending.op,
+            proposal=pending.proposal,
+            outcome=outcome,
+            decision=decision,
+            reason=why,
+            latency_us=timing.candidate_us if timing else None,
+            incumbent_us=timing.incumbent_us if timing else None,
+            commit=None,
+            agent_s=pending.agent_s,
+            seconds=seconds,
+        )
+
+
+def _check_results(workdir: Path) -> None:
+    """Fail before the night, not in it, when results.tsv cannot be appended to."""
+    path = workdir / RESULTS
+    if path.exists():
+        results.read_rows(path)
+
+
+def _model_name(spec: str) -> str:
+    """A short name for the run's id: `examples/llama.py:build` -> `llama`."""
+    return Path(spec.split(":")[-1] if spec.startswith("hf:") else spec.split(":")[0]).stem
+
+
+def _utc_now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)

@@ -1,0 +1,174 @@
+"""The state of a run, rebuilt from its journal; no torch.
+
+The journal is the truth: after `kill -9` the loop goes on from what this module reads, and the report shows the same.
+Event kinds, in the order in which a run writes them:
+
+    run-started  settings, version              op-started  op, history (without its text), digest, tip
+    planned      profile, plan, ceilings        proposed    number, op, hypothesis, digest, agent_s, tokens, cost_usd
+    op-stopped   op, reason                     judged      number, op, outcome, decision, reason, seconds
+    exported     tip                            recorded    number, op, commit, tip
+    integrated   result                         run-ended   reason
+
+Kernel texts lie in `experiments/<op>-<number>/kernel.py` (number 0 is the starter); their digests are in the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from autokernel.errors import IntegrityError
+from autokernel.history import KernelHistory
+from autokernel.journal import Event, Journal
+from autokernel.records import Baseline, Decision, Experiment, Outcome, PlannedOp, Proposal, text_digest
+from autokernel.rundir import RunDir
+from autokernel.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """An experiment that a killed run left unfinished: proposed only, or judged but not yet recorded in git."""
+
+    number: int
+    op: str
+    proposal: Proposal
+    agent_s: float
+    judged: Experiment | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """All that the journal tells. `histories` keeps the order in which ops were started."""
+
+    settings: Settings
+    plan: Mapping[str, Any] | None = None
+    histories: Mapping[str, KernelHistory] = field(default_factory=dict)
+    pending: Pending | None = None
+    tip: str | None = None  # the run's branch after the last completed step
+    integration: Mapping[str, Any] | None = None
+    ended: str | None = None
+
+    @property
+    def experiments(self) -> int:
+        """How many experiments are recorded."""
+        return sum(len(history.experiments) for history in self.histories.values())
+
+
+def load_state(run_dir: RunDir) -> RunState:
+    """The state of the run in `run_dir`.
+
+    Raises: LogError for a damaged journal; IntegrityError when a kernel text is not the one that was judged.
+    """
+    return replay(Journal(run_dir.journal_path).events(), run_dir)
+
+
+def replay(events: Iterable[Event], run_dir: RunDir) -> RunState:
+    """Fold the events into a state."""
+    state: RunState | None = None
+    for event in events:
+        fields = event.fields
+        if event.kind == "run-started":
+            if state is None:
+                state = RunState(settings=Settings.from_json(fields["settings"]))
+            else:  # resumed with other limits; a run that had ended goes on
+                state = replace(state, settings=Settings.from_json(fields["settings"]), ended=None)
+        elif state is not None:
+            state = replace(_fold(state, event.kind, fields, run_dir), tip=fields.get("tip", state.tip))
+    if state is None:
+        raise IntegrityError(f"{run_dir.journal_path} holds no run", hint="start a new run without --resume")
+    return state
+
+
+def _fold(state: RunState, kind: str, fields: Mapping[str, Any], run_dir: RunDir) -> RunState:
+    if kind == "planned":
+        return replace(state, plan=fields)
+    if kind == "op-started":
+        return _with_history(state, _started(fields, run_dir))
+    if kind == "op-stopped":
+        return _with_history(state, state.histories[fields["op"]].stopped(fields["reason"]))
+    if kind == "proposed":
+        return replace(state, pending=_proposed(fields, run_dir))
+    if kind == "judged" and state.pending is not None:
+        return replace(state, pending=replace(state.pending, judged=_judged(state.pending, fields)))
+    if kind == "recorded" and state.pending is not None and state.pending.judged is not None:
+        experiment = replace(state.pending.judged, commit=fields["commit"])
+        history = state.histories[experiment.op].add(experiment)
+        return replace(_with_history(state, history), pending=None)
+    if kind == "integrated":
+        return replace(state, integration=fields["result"])
+    if kind == "run-ended":
+        return replace(state, ended=fields["reason"])
+    return state
+
+
+def _with_history(state: RunState, history: KernelHistory) -> RunState:
+    return replace(state, histories={**state.histories, history.op: history})
+
+
+def _started(fields: Mapping[str, Any], run_dir: RunDir) -> KernelHistory:
+    raw = fields["history"]
+    return KernelHistory(
+        planned=PlannedOp.from_json(raw["planned"]),
+        backend=raw["backend"],
+        device=raw["device"],
+        baseline=Baseline(latencies_us=raw["baseline"]),
+        incumbent=_text(run_dir, fields["op"], 0, fields["digest"]),
+        incumbent_us=raw["incumbent_us"],
+        floor_us=raw["floor_us"],
+        active_s=raw["active_s"],
+    )
+
+
+def started_json(history: KernelHistory) -> dict[str, Any]:
+    """The `history` field of an op-started event."""
+    return {
+        "planned": history.planned.to_json(),
+        "backend": history.backend,
+        "device": history.device,
+        "baseline": dict(history.baseline.latencies_us),
+        "incumbent_us": history.incumbent_us,
+        "floor_us": history.floor_us,
+        "active_s": history.active_s,
+    }
+
+
+def _proposed(fields: Mapping[str, Any], run_dir: RunDir) -> Pending:
+    number, op = fields["number"], fields["op"]
+    proposal = Proposal(
+        hypothesis=fields["hypothesis"],
+        kernel_py=_text(run_dir, op, number, fields["digest"]),
+        tokens=fields["tokens"],
+        cost_usd=fields["cost_usd"],
+    )
+    return Pending(number=number, op=op, proposal=proposal, agent_s=fields["agent_s"])
+
+
+def _judged(pending: Pending, fields: Mapping[str, Any]) -> Experiment:
+    outcome = Outcome.from_json(fields["outcome"])
+    timing = outcome.timing
+    return Experiment(
+        number=pending.number,
+        op=pending.op,
+        proposal=pending.proposal,
+        outcome=outcome,
+        decision=Decision(fields["decision"]),
+        reason=fields["reason"],
+        latency_us=timing.candidate_us if timing else None,
+        incumbent_us=timing.incumbent_us if timing else None,
+        commit=None,
+        agent_s=pending.agent_s,
+        seconds=fields["seconds"],
+    )
+
+
+def _text(run_dir: RunDir, op: str, number: int, digest: str) -> str:
+    path: Path = run_dir.kernel_path(op, number)
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise IntegrityError(f"the kernel of experiment {number} is gone: {error}", hint="restore the run directory")
+    if text_digest(text) != digest:
+        raise IntegrityError(f"{path} is not the text that the journal names", hint="restore the run directory")
+    return text
