@@ -8,6 +8,7 @@ does in a model. What the graphs compute is not known here.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -108,10 +109,22 @@ def trace(fn: Callable[..., Tensor], inputs: Mapping[str, Tensor]) -> GraphModul
     def positional(*values: Tensor) -> Tensor:
         return fn(**dict(zip(names, values, strict=True)))
 
-    with torch.no_grad(), FakeTensorMode():
+    with torch.no_grad(), FakeTensorMode(), _quiet():
         fakes = [_empty_like(value) for value in inputs.values()]
         aot_function(positional, fw_compiler=keep, inference_compiler=keep)(*fakes)
     return graphs[0]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Sizes that a function refuses are an answer here, not an error worth a traceback in the log."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _empty_like(value: Tensor) -> Tensor:

@@ -111,7 +111,7 @@ class Matcher:
         if base is None or not base.kinds <= kinds:
             return None
         extra = value.dim() - value_of(base.output).dim()
-        if abs(extra) > _EXTRA_RANK or not value.is_floating_point():
+        if abs(extra) > (_EXTRA_RANK if spelling.any_rank else 0) or not value.is_floating_point():
             return None
         pattern = self._traced(spec, spelling, extra, value.dtype, value.device)
         return pattern if pattern and kind_of(pattern.output) == kind_of(node) else None
@@ -189,10 +189,8 @@ def _marks(spec: KernelSpec, spelling: Spelling) -> dict[str, float | int]:
 
 def _first_trace(spelling: Spelling, inputs: Mapping[str, Tensor], marks: Mapping[str, float | int]) -> Pattern | None:
     """The spelling traced with marks; a dim cannot be marked and is -1, its place being unknown."""
-    pattern = _trace(spelling, inputs, marks, marks)
-    if pattern is None and "dim" in marks:
-        pattern = _trace(spelling, inputs, {**marks, "dim": -1}, {k: v for k, v in marks.items() if k != "dim"})
-    return pattern
+    unmarkable = {name: -1 for name in spelling.captured if name == "dim"}
+    return _trace(spelling, inputs, {**marks, **unmarkable}, {k: v for k, v in marks.items() if k not in unmarkable})
 
 
 def _trace(

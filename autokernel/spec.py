@@ -37,8 +37,12 @@ DEFAULT_TOLERANCES: Mapping[str, Tolerance] = {
 Inputs = dict[str, Any]
 """Arguments of one call in signature order: tensors and scalars by name."""
 
-Fill = Callable[[TensorMeta, torch.Generator, Mapping[str, Scalar]], Tensor]
-"""(meta, generator, case scalars) -> contiguous CPU tensor of `meta.shape`, in fp64 for floating dtypes."""
+Fill = Callable[[TensorMeta, torch.Generator, Case], Tensor]
+"""(meta, generator, case) -> contiguous CPU tensor of `meta.shape`, in fp64 for floating dtypes.
+
+The case gives scalars and the other tensors' shapes. Fills of one call that must agree on a hidden choice (which
+targets are ignored) take it from a side generator seeded with `generator.initial_seed()`.
+"""
 
 Adversary = Callable[[Inputs, torch.Generator], Inputs]
 """Turns ordinary inputs into hard ones of the same shapes and dtypes (large equal rows, say)."""
@@ -64,8 +68,8 @@ class Spelling:
 
     `fn` takes the op's tensor arguments by name, plus the scalars named in `captured`, whose values are read off the
     matched graph (an eps, a scale). `scalars` are the op's scalars that this spelling implies (`causal=True`).
-    `shapes` are small sizes to trace `fn` with, by argument in `fn`'s order; the first may be met with more or fewer
-    leading dimensions. An argument in `adapters` is spelled otherwise than the op takes it.
+    `shapes` are small sizes to trace `fn` with, by argument in `fn`'s order; with `any_rank` the first may be met with
+    more or fewer leading dimensions. An argument in `adapters` is spelled otherwise than the op takes it.
     """
 
     name: str
@@ -73,6 +77,7 @@ class Spelling:
     scalars: Mapping[str, Scalar] = field(default_factory=dict)
     captured: tuple[str, ...] = ()
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    any_rank: bool = False
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
 
 
@@ -114,7 +119,7 @@ class KernelSpec:
         for name, parameter in self.signature.parameters.items():
             if name in case.tensors:
                 meta = case.tensors[name]
-                values = self.fills[name](meta, generator, case.scalars)
+                values = self.fills[name](meta, generator, case)
                 inputs[name] = place(values, meta, device)
             elif name in case.scalars:
                 inputs[name] = case.scalars[name]
