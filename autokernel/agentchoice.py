@@ -1,0 +1,35 @@
+"""Which agent `--agent auto` means: an LLM when this version has one and its key is set, else the built-in search.
+
+Only the names of environment variables are ever looked at or shown, never their values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+API_KEYS: Mapping[str, str] = {
+    "anthropic": "ANTHROPIC_API_KEY",
+    "openai": "OPENAI_API_KEY",
+}
+"""LLM agent -> environment variable that holds its key, in the order of preference."""
+
+FALLBACK = "search"
+
+
+def keys_present(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Names of the API keys that are set and not blank."""
+    return tuple(name for name in API_KEYS.values() if environ.get(name, "").strip())
+
+
+def choose_agent(choice: str, known: Collection[str], environ: Mapping[str, str]) -> tuple[str, str]:
+    """The agent that `choice` stands for, and one line for the user when it had to be guessed (else "").
+
+    `known` are the agents that this version has; a `choice` other than `auto` is returned as it is.
+    """
+    if choice != "auto":
+        return choice, ""
+    for agent, key in API_KEYS.items():
+        if agent in known and environ.get(key, "").strip():
+            return agent, f"{key} is set: the {agent} agent proposes the edits (--agent search needs no key)"
+    lacking = "no API key found" if any(agent in known for agent in API_KEYS) else "no LLM agent in this version"
+    return FALLBACK, f"{lacking}: the built-in {FALLBACK} agent proposes the edits"
