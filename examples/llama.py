@@ -17,11 +17,11 @@ IGNORED = -100  # the target of a position that has no next token
 class Config:
     """Sizes of the decoder; one forward takes a fraction of a second on two CPU cores."""
 
-    vocab: int = 16384
-    hidden: int = 384
-    intermediate: int = 1024
-    layers: int = 4
-    heads: int = 6
+    vocab: int = 32000
+    hidden: int = 256
+    intermediate: int = 688
+    layers: int = 6
+    heads: int = 4
     kv_heads: int = 2
     sequence: int = 512
     eps: float = 1e-6
