@@ -101,8 +101,7 @@ static inline float sum_lanes(vf v) {
   return lanes[0];
 }
 
-static inline vf select(vu mask, vf yes, vf no) { return (vf)((mask & (vu)yes) | (~mask & (vu)no)); }
-static inline vf max_of(vf a, vf b) { return select((vu)(a > b), a, b); }
+static inline vf max_of(vf a, vf b) { return a > b ? a : b; }
 static inline float max_lanes(vf v) {
   float lanes[VEC];
   std::memcpy(lanes, &v, sizeof lanes);
@@ -114,7 +113,7 @@ static inline float max_lanes(vf v) {
 // e^v for v <= 0 or NaN: 2^n * e^r with |r| <= ln(2)/2 and a minimax polynomial for e^r, whose relative error is 9e-8
 // (degree 5) or 2e-9 (degree 6). The scale is applied in two steps so that subnormal results are right too.
 static inline vf exp_of(vf v) {
-  v = select((vu)(v < -104.0f), vf{} - 104.0f, v);
+  v = max_of(vf{} - 104.0f, v);  // a NaN stays one
   vf shifted = v * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: rounds to an integer in the low bits
   vf n = shifted - 12582912.0f;
   vf r = v - n * 0.693359375f - n * -2.12194440e-4f;

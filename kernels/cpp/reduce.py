@@ -79,7 +79,6 @@ static inline vf load(const bf16* p) {
   return (vf)u;
 }
 static inline void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
-static inline vf select(vu mask, vf yes, vf no) { return (vf)((mask & (vu)yes) | (~mask & (vu)no)); }
 
 struct Sum {
   static float start() { return 0; }
@@ -91,7 +90,7 @@ struct Max {  // NaN wins
   static float start() { return -std::numeric_limits<float>::infinity(); }
   static inline float join(float a, float b) { return b > a || b != b ? b : a; }
   static inline double join(double a, double b) { return b > a || b != b ? b : a; }
-  static inline vf join(vf a, vf b) { return select((vu)(b > a) | (vu)(b != b), b, a); }
+  static inline vf join(vf a, vf b) { return (b > a) | (b != b) ? b : a; }
 };
 
 template <class Op, class T>

@@ -93,9 +93,8 @@ static inline void store(float* p, vf v) { put<STREAMING>(p, v); }
 template <bool STREAMING>
 static inline void store(bf16* p, vf v) {
   vu u = (vu)v;
-  vu nan = (vu)(v != v);
   u = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
-  u = (nan & 0x7fc0) | (~nan & u);
+  u = v != v ? vu{} + 0x7fc0 : u;
   put<STREAMING>(p, __builtin_convertvector(u, vh));
 }
 
