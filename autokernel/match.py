@@ -129,7 +129,7 @@ class Matcher:
         self, spec: KernelSpec, spelling: Spelling, node: Node, binding: Binding, order: Mapping[Node, int]
     ) -> Match | None:
         values = {name: value_of(source) for name, source in binding.inputs.items()}
-        if set(values) != set(spelling.shapes) or not all(_static(value) for value in values.values()):
+        if set(values) != set(_shapes(spec, spelling)) or not all(_static(value) for value in values.values()):
             return None
         for scalars in _scalar_choices(spec, spelling, binding):
             metas = [(name, v.shape, v.stride(), v.dtype, v.device) for name, v in values.items()]
@@ -162,7 +162,7 @@ def _example_inputs(
 ) -> dict[str, Tensor] | None:
     """Meta-sized stand-ins for the spelling's arguments; None when the first has too few dimensions to drop."""
     inputs: dict[str, Tensor] = {}
-    for i, (name, shape) in enumerate(spelling.shapes.items()):
+    for i, (name, shape) in enumerate(_shapes(spec, spelling).items()):
         sizes = shape
         if i == 0 and extra:
             if len(shape) + extra < 1:
@@ -172,6 +172,13 @@ def _example_inputs(
         fixed = DTYPES[meta.dtype] if meta else dtype
         inputs[name] = torch.empty(sizes, dtype=dtype if fixed.is_floating_point else fixed, device="meta")
     return {name: _on(value, device) for name, value in inputs.items()}
+
+
+def _shapes(spec: KernelSpec, spelling: Spelling) -> Mapping[str, tuple[int, ...]]:
+    """Sizes to trace a spelling with, by tensor argument."""
+    return {name: spelling.shapes.get(name, meta.shape) for name, meta in spec.cases[0].tensors.items()} | {
+        name: shape for name, shape in spelling.shapes.items() if name not in spec.cases[0].tensors
+    }
 
 
 def _on(value: Tensor, device: torch.device) -> Tensor:
@@ -217,18 +224,19 @@ def _scalar_choices(spec: KernelSpec, spelling: Spelling, binding: Binding) -> I
         yield known
         return
     if len(missing) == 1:
-        for value in sorted(_integers(binding.nodes.values())):
+        for value in _dims(binding.nodes.values()):
             yield {**known, missing[0]: value}
 
 
-def _integers(nodes: Iterable[Node]) -> set[int]:
-    found: set[int] = set()
+def _dims(nodes: Iterable[Node]) -> list[Scalar]:
+    """Each integer, and each list of several, among the nodes' arguments."""
+    found: dict[Any, None] = {}
     for node in nodes:
         for value in (*node.args, *node.kwargs.values()):
-            for item in value if isinstance(value, (list, tuple)) else [value]:
-                if isinstance(item, int) and not isinstance(item, bool):
-                    found.add(item)
-    return found
+            items = list(value) if isinstance(value, (list, tuple)) else [value]
+            if items and all(isinstance(item, int) and not isinstance(item, bool) for item in items):
+                found[items[0] if len(items) == 1 else tuple(items)] = None
+    return list(found)
 
 
 # --- from nodes to a case --------------------------------------------------------------------------------------------

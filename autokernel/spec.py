@@ -69,7 +69,7 @@ class Spelling:
     `fn` takes the op's tensor arguments by name, plus the scalars named in `captured`, whose values are read off the
     matched graph (an eps, a scale). `scalars` are the op's scalars that this spelling implies (`causal=True`).
     It is traced with the sizes of the spec's first case, unless `shapes` gives others; with `any_rank` the first tensor
-    may be met with more or fewer leading dimensions. An argument in `adapters` is spelled otherwise than the op takes it.
+    may have more or fewer leading dimensions. An argument in `adapters` is spelled otherwise than the op takes it.
     """
 
     name: str
