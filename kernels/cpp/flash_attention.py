@@ -304,9 +304,9 @@ struct Workspace {
     float* memory = nullptr;
     i64 floats = 0;
     float* get(i64 wanted) {
-        if (wanted > floats) {
+        if (memory == nullptr || wanted > floats) {
             free(memory);
-            memory = (float*)aligned_alloc(64, wanted * sizeof(float));
+            memory = (float*)aligned_alloc(64, wanted * sizeof(float) + 64);
             floats = memory ? wanted : 0;
         }
         return memory;

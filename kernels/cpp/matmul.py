@@ -353,9 +353,9 @@ struct Workspace {
     float* memory = nullptr;
     i64 floats = 0;
     float* get(i64 wanted) {
-        if (wanted > floats) {
+        if (memory == nullptr || wanted > floats) {
             free(memory);
-            memory = (float*)aligned_alloc(ALIGN, ceil_div(wanted * 4, ALIGN) * ALIGN);
+            memory = (float*)aligned_alloc(ALIGN, ceil_div(wanted * 4 + 1, ALIGN) * ALIGN);
             floats = memory ? wanted : 0;
         }
         return memory;
