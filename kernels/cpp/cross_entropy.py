@@ -45,7 +45,7 @@ SOURCE = r"""
 #include <limits>
 #include <vector>
 #if defined(__SSE2__)
-#include <immintrin.h>
+#include <emmintrin.h>
 #endif
 
 typedef float vf __attribute__((vector_size(VEC * 4)));

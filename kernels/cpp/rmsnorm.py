@@ -1,6 +1,6 @@
-"""RMSNorm over the last dimension: y = x / sqrt(mean(x^2) + eps) * weight.
+"""RMSNorm over the last dimension(s): y = x / sqrt(mean(x^2) + eps) * weight.
 
-x: [..., cols], fp32 or bf16; weight: [cols], same dtype, or None. Sums and the scaling are in fp32, rounded once to
+x: [..., *weight.shape], fp32 or bf16; weight: same dtype, or None. Sums and the scaling are in fp32, rounded once to
 the output. Each row is read twice (sum of squares, then scale), the second time from cache; rows are shared out to
 threads, and a row's sum has one fixed order, so results repeat bit for bit.
 """
@@ -42,7 +42,7 @@ SOURCE = r"""
 #include <cstring>
 #include <vector>
 #if defined(__SSE2__)
-#include <immintrin.h>
+#include <emmintrin.h>
 #endif
 
 typedef float vf __attribute__((vector_size(VEC * 4)));
@@ -194,23 +194,25 @@ FUNCTIONS = {torch.float32: lib.rmsnorm_fp32, torch.bfloat16: lib.rmsnorm_bf16}
 
 
 def kernel_fn(x, weight, eps=1e-6):
-    """The normalized x: [..., cols], contiguous, in x's dtype.
+    """The normalized x, contiguous, in x's dtype; weight's shape gives the normalized dimensions (None: the last).
 
     Raises: TypeError for a dtype other than fp32 and bf16; ValueError when weight does not fit x.
     """
     function = FUNCTIONS.get(x.dtype)
     if function is None or not x.is_cpu:
         raise TypeError(f"rmsnorm takes fp32 or bf16 on the CPU, not {x.dtype} on {x.device}")
-    cols = x.shape[-1]
+    shape = x.shape[-1:]
     if weight is not None:
+        shape = weight.shape
         if weight.dtype != x.dtype or weight.device != x.device:
             raise TypeError(f"weight is {weight.dtype} on {weight.device}, x is {x.dtype} on {x.device}")
-        if weight.shape != (cols,):
-            raise ValueError(f"weight has shape {list(weight.shape)}, x needs [{cols}]")
         weight = weight.contiguous()
+    if not shape or x.shape[-len(shape) :] != shape:
+        raise ValueError(f"weight has shape {list(shape)}, x has {list(x.shape)}")
     x = x.contiguous()
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     count = x.numel()
     if count:
+        cols = shape.numel()
         function(x, weight, out, count // cols, cols, float(eps))
     return out
