@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -23,7 +23,7 @@ import typer
 from autokernel import __version__
 from autokernel.errors import AutokernelError
 
-COMMANDS = ("run", "report", "judge", "doctor")
+COMMANDS = ("run", "report", "profile", "judge", "doctor")
 """Modules of `autokernel.commands`, each with a function of the same name; in the order of `--help`."""
 
 INTERRUPTED = 130  # 128 + SIGINT, what shells expect
@@ -89,20 +89,26 @@ def configure_logging(level: int) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0, or the code of the error (see `autokernel.errors`), 2 for misuse."""
     args = fill_optional_values(sys.argv[1:] if argv is None else argv)
+    sys.exit(guarded(lambda: app(args, prog_name="autokernel")))
+
+
+def guarded(command: Callable[[], None]) -> int:
+    """Run `command`; what it raises becomes a message on stderr and the exit code. SystemExit passes through."""
     try:
-        app(args, prog_name="autokernel")
+        command()
     except AutokernelError as error:
         _complain(f"error: {error}")
         if error.hint:
             _complain(f"hint: {error.hint}")
-        sys.exit(error.exit_code)
+        return error.exit_code
     except KeyboardInterrupt:
         _complain("interrupted")
-        sys.exit(INTERRUPTED)
+        return INTERRUPTED
     except Exception as error:  # the last border: the user gets a line, the traceback goes to a file
         _complain(f"internal error: {type(error).__name__}: {error}")
         _complain(f"hint: please report it with the traceback in {_write_traceback(error)}")
-        sys.exit(INTERNAL_ERROR)
+        return INTERNAL_ERROR
+    return 0
 
 
 def fill_optional_values(args: Sequence[str]) -> list[str]:

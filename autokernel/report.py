@@ -1,7 +1,6 @@
 """The report of a run, as text, Markdown or JSON, from its histories and the whole-model measurement; no torch.
 
-A loss is told like a win: a kernel slower than PyTorch, or one that the whole model is better off without, has its line.
-An unknown number is missing from the text and null in JSON, never replaced by another.
+A loss is told like a win: a kernel slower than PyTorch, or one that the model is better off without, has its line. An unknown number is missing from the text and null in JSON, never replaced by another.
 """
 
 from __future__ import annotations
@@ -249,7 +248,7 @@ def _kernel_lines(kernel: KernelReport) -> list[str]:
     counts += [f"{count} {verdict}" for verdict, count in kernel.failed.items()]
     roofline = "" if kernel.roofline_fraction is None else f", {kernel.roofline_fraction:.0%} of the roofline"
     return [
-        f"{kernel.op} ({kernel.backend}): starter {kernel.starter_us:.1f} us -> best {kernel.latency_us:.1f} us{roofline}",
+        f"{kernel.op} ({kernel.backend}): {kernel.starter_us:.1f} us (starter) -> {kernel.latency_us:.1f} us{roofline}",
         f"  {standing}, {kernel.baseline} (measured: {ways})",
         f"  {kernel.experiments} experiments: {', '.join(counts)}",
         f"  moved on: {kernel.stop_reason or 'not yet; the run ended first'}",
@@ -259,5 +258,13 @@ def _kernel_lines(kernel: KernelReport) -> list[str]:
 def _commands(report: Report) -> list[str]:
     worktree = f".autokernel/{report.run}/worktree"
     lines = [f"git -C {worktree} log --oneline {report.branch}"]
-    lines += [f"autokernel judge .autokernel/{report.run}/optimized/{k.op}/kernel.py --op {k.op}" for k in report.kernels]
+    lines += [
+        f"autokernel judge .autokernel/{report.run}/optimized/{k.op}/kernel.py --op {k.op}" for k in report.kernels
+    ]
     return lines
+
+
+def _model_lines(integration: Mapping[str, Any] | None) -> list[str]:
+    if integration is None:
+        return ["not measured"]
+    return [f"{name}: {value}" for name, value in integration.items()]

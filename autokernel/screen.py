@@ -101,6 +101,8 @@ class RichView:
         if self._plan:
             yield Text()
             yield self._plan_table(max(1, room - 3))
+            if self._skipped:
+                yield _left_alone(self._skipped)
         if self._experiments:
             left = room - len(self._plan) - bool(self._skipped)
             yield Text()
@@ -122,7 +124,7 @@ class RichView:
         return Text.assemble(("autokernel ", "bold"), " · ".join(parts), overflow="fold")
 
     def _plan_table(self, rows: int) -> Table:
-        table = _table("op", ">share", ">headroom", "state", ">kept", ">best us", ">vs PyTorch")
+        table = _table("op", ">share", ">headroom", "state", ">kept", ">best us", "vs PyTorch")
         for op in self._plan[:rows]:
             history = self._histories.get(op.op)
             table.add_row(
@@ -133,10 +135,6 @@ class RichView:
                 *(_numbers(history) if history else ("", "", "")),
                 style="bold" if op.op == self._current else "",
             )
-        if self._skipped and len(self._plan) < rows:
-            names = ", ".join(op.op for op in self._skipped)
-            share = sum(op.share for op in self._skipped)
-            table.add_row(names, f"{share:.1%}", "", "left alone", "", "", "", style="dim")
         return table
 
     def _state(self, op: PlannedOp, history: KernelHistory | None) -> str:
@@ -161,6 +159,11 @@ class RichView:
                 _one_line(experiment.proposal.hypothesis if kept or timing else experiment.reason),
             )
         return table
+
+
+def _left_alone(ops: Sequence[PlannedOp]) -> Text:
+    names, share = ", ".join(op.op for op in ops), sum(op.share for op in ops)
+    return Text(f"left alone ({share:.1%}): {names}", style="dim", no_wrap=True, overflow="ellipsis")
 
 
 def _table(*columns: str) -> Table:

@@ -79,7 +79,7 @@ def _evaluate(text: str, op: str, backend: str, starter: str | None) -> Outcome:
 
 def _show(outcome: Outcome, *, timed: bool, wanted: bool) -> None:
     for stage in outcome.stages:
-        print(f"  {stage.stage:<12} {stage.verdict:<8} {stage.cases:3d} cases  {stage.seconds:6.2f} s  {stage.reason}")
+        print(f"  {stage.stage:<12} {stage.verdict:<8} {stage.cases:3d} cases  {stage.seconds:6.2f} s")
     if outcome.timing is not None:
         timing = outcome.timing
         print(

@@ -1,0 +1,140 @@
+"""What `autokernel doctor` finds, on this machine and on worse ones."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autokernel import machine
+from autokernel.doctor import (
+    Check,
+    Status,
+    can_run,
+    check_clock,
+    check_compiler,
+    check_git,
+    check_keys,
+    check_python,
+    check_sandbox,
+    check_workdir,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def doctor_without_torch(*args, **kwargs):
+    """The command on a machine where torch cannot be imported."""
+    code = "\n".join(
+        [
+            "import sys",
+            f"sys.path.insert(0, {str(ROOT)!r})",
+            "sys.modules['torch'] = sys.modules['triton'] = None",
+            "from autokernel.cli import main",
+            "main()",
+        ]
+    )
+    command = [sys.executable, "-c", code, "doctor", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **kwargs)
+
+
+def test_compiler_check_really_builds_and_counts_threads(monkeypatch, tmp_path):
+    monkeypatch.setenv("AUTOKERNEL_BUILD_DIR", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    found = check_compiler()
+    assert found.status is Status.OK
+    assert found.detail.endswith("threads")
+    assert int(found.detail.split()[-2]) >= 1
+    assert list(tmp_path.iterdir()) == []  # built elsewhere, and thrown away
+    import os
+
+    assert os.environ["AUTOKERNEL_BUILD_DIR"] == str(tmp_path)
+
+
+def test_a_compiler_that_fails_is_missing_with_its_own_message(monkeypatch, tmp_path):
+    broken = tmp_path / "cxx"
+    broken.write_text("#!/bin/sh\necho 'kernel.cpp:2: fatal error: omp.h: No such file' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    found = check_compiler()
+    assert found.status is Status.MISSING
+    assert "omp.h" in found.detail
+    assert found.fix
+    assert not can_run([found])
+
+
+def test_no_compiler_and_no_git_are_missing_and_needed(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    for found in (check_compiler(), check_git()):
+        assert found.status is Status.MISSING
+        assert found.needed
+        assert found.fix
+
+
+def test_key_names_are_shown_and_values_never():
+    found = check_keys({"OPENAI_API_KEY": "sk-secret", "ANTHROPIC_API_KEY": "  "})
+    assert found.status is Status.OK
+    assert found.detail == "OPENAI_API_KEY set"
+    none = check_keys({})
+    assert none.status is Status.MISSING
+    assert not none.needed
+
+
+def test_working_directory_is_tried_and_left_clean(tmp_path):
+    assert check_workdir(tmp_path).status is Status.OK
+    assert list(tmp_path.iterdir()) == []
+    gone = check_workdir(tmp_path / "nowhere")
+    assert gone.status is Status.MISSING
+    assert "No such file" in gone.detail
+
+
+def test_sandbox_lines_say_what_is_not_enforced():
+    lines = {check.name: check for check in check_sandbox()}
+    assert "environment allow-list" in lines["judge enforces"].detail
+    assert lines["judge leaves open"].status is Status.WARN
+    assert "network" in lines["judge leaves open"].detail
+    for name in ("Landlock", "user namespaces", "seccomp", "cgroup memory"):
+        assert "not used by the judge yet" in lines[name].detail or "not available" in lines[name].detail
+        assert not lines[name].needed
+
+
+def test_clock_check_names_cores_and_spread():
+    found = check_clock()
+    assert found.status in (Status.OK, Status.WARN)
+    assert f"{machine.usable_cores()} cores" in found.detail
+    assert bool(found.fix) == (found.status is Status.WARN)
+    assert machine.spin_spread() >= 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+def test_linux_probes_answer():
+    abi = machine.landlock_abi()
+    assert abi is None or abi >= 1
+    assert isinstance(machine.user_namespaces(), bool)
+    assert machine.seccomp() == ("Seccomp" in Path("/proc/self/status").read_text())
+
+
+def test_only_needed_checks_decide():
+    optional = Check(name="GPU", status=Status.MISSING, detail="")
+    needed = Check(name="git", status=Status.MISSING, detail="", needed=True)
+    assert can_run([check_python(), optional])
+    assert not can_run([optional, needed])
+
+
+def test_doctor_exits_3_and_prints_only_json_when_torch_is_missing(tmp_path):
+    done = doctor_without_torch("--json", cwd=tmp_path)
+    assert done.returncode == 3
+    answer = json.loads(done.stdout)
+    assert answer["can_run"] is False
+    torch = next(check for check in answer["checks"] if check["name"] == "torch")
+    assert (torch["status"], torch["fix"]) == ("missing", "pip install torch")
+    assert done.stderr == ""
+
+
+def test_doctor_table_names_the_command_that_mends_it(tmp_path):
+    done = doctor_without_torch(cwd=tmp_path)
+    assert done.returncode == 3
+    assert "-> pip install torch" in done.stdout
+    assert "cannot run" in done.stdout
