@@ -1,6 +1,7 @@
 """The report of a run, as text, Markdown or JSON, from its histories and the whole-model measurement; no torch.
 
-A loss is told like a win: a kernel slower than PyTorch, or one that the model is better off without, has its line. An unknown number is missing from the text and null in JSON, never replaced by another.
+A loss is told like a win: a kernel slower than PyTorch, or one that the model is better off without, has its line.
+An unknown number is missing from the text and null in JSON, never replaced by another.
 """
 
 from __future__ import annotations
