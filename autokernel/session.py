@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from autokernel import __version__, recording, results, rundir
+from autokernel import __version__, recording, results, rundir, wholemodel
 from autokernel.agentchoice import choose_agent
 from autokernel.agents import AGENTS, Agent, AgentOptions, build_agent
 from autokernel.bench import Bench
@@ -24,7 +24,6 @@ from autokernel.gitrepo import RunRepository
 from autokernel.history import KernelHistory
 from autokernel.journal import Journal
 from autokernel.loading import starter_path
-from autokernel.model_worker import call_worker
 from autokernel.records import Decision, Experiment, Outcome, PlannedOp, Proposal, Verdict, text_digest
 from autokernel.roofline import Ceilings
 from autokernel.rundir import RunDir
@@ -39,7 +38,6 @@ RESERVED_SHARE, RESERVED_MAX_S = 0.25, 150.0
 EXPERIMENT_S = 6.0
 """What one more experiment is expected to take, until this run has measured its own."""
 
-PROFILE_DEADLINE_S = 900.0
 INTEGRATE_MIN_S = 60.0
 
 
@@ -75,7 +73,7 @@ class Session:
             stack.enter_context(rundir.lock(settings.workdir))
             _check_results(settings.workdir)
             if resume is None:
-                run_dir = rundir.create_run(settings.workdir, _model_name(settings.model), _utc_now())
+                run_dir = rundir.create_run(settings.workdir, wholemodel.short_name(settings.model), _utc_now())
                 session = Session(settings, view, run_dir, None)
                 session._repo = RunRepository.create(settings.workdir, run_dir.path, run_dir.name)
             else:
@@ -120,17 +118,7 @@ class Session:
         """The ranked ops of the model, profiled in a child process; read from the journal when resumed."""
         if self._plan_fields is None:
             self.view.stage("profiling the model")
-            answer = call_worker(
-                {
-                    "request": "profile",
-                    "model": self.settings.model,
-                    "dtype": self.settings.dtype,
-                    "ops": self.settings.ops,
-                    "seed": self.settings.seed,
-                },
-                deadline_s=PROFILE_DEADLINE_S,
-                workdir=self.settings.workdir,
-            )
+            answer = wholemodel.profile(self.settings)
             self._plan_fields = answer
             self._journal.append("planned", **answer)
             (self.run_dir.path / "plan.json").write_text(json.dumps(answer, indent=1))
@@ -276,38 +264,14 @@ class Session:
         """Export each op's best kernel and measure the whole model with them, in a child process."""
         if not self._histories:
             return
-        kernels = [self._export(history) for history in self._histories.values()]
+        for history in self._histories.values():
+            wholemodel.export(self.run_dir, history)
+            self._tip = wholemodel.commit(self._repo, history)
         self._journal.append("exported", tip=self._tip)
         self.view.stage("measuring the whole model")
         budget_s = max(INTEGRATE_MIN_S, self.settings.budget_s - self._elapsed_s())
-        request = {
-            "request": "integrate",
-            "model": self.settings.model,
-            "dtype": self.settings.dtype,
-            "seed": self.settings.seed,
-            "kernels": kernels,
-            "budget_s": budget_s,
-            "compile_baseline": self.settings.compile_baseline,
-        }
-        deadline_s = 2 * budget_s + INTEGRATE_MIN_S
-        self._integration = call_worker(request, deadline_s=deadline_s, workdir=self.settings.workdir)
+        self._integration = wholemodel.measure(self.settings, self.run_dir, self._histories.values(), budget_s)
         self._journal.append("integrated", result=self._integration)
-
-    def _export(self, history: KernelHistory) -> dict[str, Any]:
-        """Write the best kernel where `autokernel.apply` looks for it, and commit it under `optimized/`."""
-        folder = self.run_dir.optimized_dir(history.op)
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "kernel.py"
-        path.write_text(history.incumbent)
-        cases = [item.case.to_json() for item in history.planned.cases]
-        meta = {"op": history.op, "backend": history.backend, "cases": cases, "used": True}
-        (folder / "meta.json").write_text(json.dumps(meta, indent=1))
-        self._tip = self._repo.commit_files(
-            {f"optimized/{history.op}.py": history.incumbent},
-            subject=f"{history.op}: best kernel of this run",
-            trailers={"Op": history.op, "Latency-us": f"{history.incumbent_us:.2f}"},
-        )
-        return {"op": history.op, "path": str(path), "cases": cases}
 
     # -- small parts
 
@@ -366,11 +330,6 @@ def _check_results(workdir: Path) -> None:
     path = workdir / RESULTS
     if path.exists():
         results.read_rows(path)
-
-
-def _model_name(spec: str) -> str:
-    """A short name for the run's id: `examples/llama.py:build` -> `llama`."""
-    return Path(spec.split(":")[-1] if spec.startswith("hf:") else spec.split(":")[0]).stem
 
 
 def _utc_now() -> datetime.datetime:

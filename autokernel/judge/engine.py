@@ -47,13 +47,14 @@ class Judge:
         cases: Sequence[TimedCase],
         builds: Path,
     ) -> None:
-        """`cases` are the model's calls, the heaviest first: all are checked, the first few are timed.
+        """`cases` are the model's calls: all are checked, and the few that move the most bytes are timed.
 
         `builds` is the folder under which every candidate gets a folder of its own to compile in.
         """
         self._server, self.spec, self._builds = server, spec, builds
-        self._dtypes, self._cases = dtypes, tuple(cases)
-        self.timed = self._cases[:MAX_TIMED_CASES] or (_default_case(spec),)
+        self._dtypes = dtypes
+        self._cases = sorted(cases, key=lambda item: item.calls * spec.bytes_moved(item.case), reverse=True)
+        self.timed = self._cases[:MAX_TIMED_CASES] or [_default_case(spec)]
         self._incumbent: tuple[str, Worker] | None = None
 
     def __enter__(self) -> Judge:
@@ -112,9 +113,8 @@ class Judge:
         A way that PyTorch cannot run here (no compiler for torch.compile, say) is left out with a warning.
         Raises: MeasurementError when none can be timed.
         """
-        targets: dict[str, dict[str, Any]] = {
-            name: {"op": self.spec.op, "baseline": name} for name in self.spec.baselines
-        }
+        op = self.spec.op
+        targets: dict[str, dict[str, Any]] = {name: {"op": op, "baseline": name} for name in self.spec.baselines}
         if compiled:
             targets["compile"] = {"op": op, "baseline": "eager", "compile": True}
         workers = {name: Worker(self._server, target, self._builds / "pytorch") for name, target in targets.items()}

@@ -1,0 +1,86 @@
+"""The run's dealings with the whole model: profile it at the start, put the best kernels back and measure at the end.
+
+Both happen in a child process of their own: the user's code may crash, and the run's process never imports a candidate.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from autokernel.gitrepo import RunRepository
+from autokernel.history import KernelHistory
+from autokernel.model_worker import call_worker
+from autokernel.rundir import RunDir
+from autokernel.settings import Settings
+
+PROFILE_DEADLINE_S = 900.0
+INTEGRATE_SLACK_S = 120.0
+"""What the measurement at the end may take beyond its budget (a last block, a compilation) before it is killed."""
+
+
+def short_name(model: str) -> str:
+    """A name for the run's id: `examples/llama.py:build` -> `llama`, `hf:LlamaForCausalLM` -> `LlamaForCausalLM`."""
+    return Path(model.removeprefix("hf:").split(":")[0]).stem
+
+
+def profile(settings: Settings) -> dict[str, Any]:
+    """Profile, plan and ceilings of the model, as JSON objects under these names.
+
+    Raises: ConfigError with the user's own exception when the model does not run.
+    """
+    request = {
+        "request": "profile",
+        "model": settings.model,
+        "dtype": settings.dtype,
+        "ops": settings.ops,
+        "seed": settings.seed,
+    }
+    return call_worker(request, deadline_s=PROFILE_DEADLINE_S, workdir=settings.workdir)
+
+
+def export(run_dir: RunDir, history: KernelHistory) -> None:
+    """Write the op's best kernel and its verified cases where `autokernel.apply` looks for them."""
+    folder = run_dir.optimized_dir(history.op)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "kernel.py").write_text(history.incumbent)
+    meta = {
+        "op": history.op,
+        "backend": history.backend,
+        "cases": [item.case.to_json() for item in history.planned.cases],
+        "used": True,
+    }
+    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+
+
+def commit(repo: RunRepository, history: KernelHistory) -> str:
+    """Commit the op's best kernel as `optimized/<op>.py`; the new tip of the run's branch."""
+    return repo.commit_files(
+        {f"optimized/{history.op}.py": history.incumbent},
+        subject=f"{history.op}: best kernel of this run",
+        trailers={"Op": history.op, "Latency-us": f"{history.incumbent_us:.2f}"},
+    )
+
+
+def measure(settings: Settings, run_dir: RunDir, histories: Iterable[KernelHistory], budget_s: float) -> dict[str, Any]:
+    """Which of the kernels make the whole model faster, and by how much; kernels left out are marked as not used."""
+    kernels = [
+        {
+            "op": history.op,
+            "path": str(run_dir.optimized_dir(history.op) / "kernel.py"),
+            "cases": [item.case.to_json() for item in history.planned.cases],
+        }
+        for history in histories
+    ]
+    request = {
+        "request": "integrate",
+        "model": settings.model,
+        "dtype": settings.dtype,
+        "seed": settings.seed,
+        "kernels": kernels,
+        "budget_s": budget_s,
+        "compile_baseline": settings.compile_baseline,
+    }
+    return call_worker(request, deadline_s=budget_s + INTEGRATE_SLACK_S, workdir=settings.workdir)

@@ -1,0 +1,9 @@
+"""Ends the process in the middle of a call."""
+
+CAUGHT_BY, VERDICT = "smoke", "CRASH"
+
+
+def kernel_fn(x, weight, eps=1e-6):
+    import os
+
+    os._exit(0)

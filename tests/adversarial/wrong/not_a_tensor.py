@@ -1,0 +1,7 @@
+"""Returns a tuple."""
+
+CAUGHT_BY, VERDICT = "smoke", "FAIL"
+
+
+def kernel_fn(x, weight, eps=1e-6):
+    return (right(x, weight, eps),)

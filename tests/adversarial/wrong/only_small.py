@@ -1,0 +1,7 @@
+"""Right for few elements, zeros beyond."""
+
+CAUGHT_BY, VERDICT = "sweep", "FAIL"
+
+
+def kernel_fn(x, weight, eps=1e-6):
+    return right(x, weight, eps) if x.numel() <= 2048 else torch.zeros_like(x)

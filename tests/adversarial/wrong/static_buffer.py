@@ -1,0 +1,13 @@
+"""Hands out one buffer for all calls of a shape, so that two results alive together are one."""
+
+CAUGHT_BY, VERDICT = "determinism", "FAIL"
+
+
+BUFFERS = {}
+
+
+def kernel_fn(x, weight, eps=1e-6):
+    key = (x.shape, x.dtype)
+    if key not in BUFFERS:
+        BUFFERS[key] = torch.empty_like(x.contiguous())
+    return right(x, weight, eps, out=BUFFERS[key])

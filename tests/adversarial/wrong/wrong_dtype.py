@@ -1,0 +1,7 @@
+"""Returns another dtype."""
+
+CAUGHT_BY, VERDICT = "smoke", "FAIL"
+
+
+def kernel_fn(x, weight, eps=1e-6):
+    return torch.empty_like(x, dtype=torch.float64)
