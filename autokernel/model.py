@@ -134,7 +134,7 @@ def _from_file(path: Path, attribute: str) -> Source:
     path = path.resolve()
     name = f"autokernel_model_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     with importable(path.parent):
-        with blaming(f"{path.name} could not be loaded", path):
+        with blaming(f"{path.name} could not be loaded:", path):
             module = load_file(path, name)
         return _build(module, path, attribute)
 
@@ -150,7 +150,9 @@ def _from_module(place: str, attribute: str) -> Source:
                 ) from None
             raise ConfigError(f"module {place} could not be imported: {error}", hint="install what it needs") from None
         except (Exception, SystemExit) as error:
-            raise ConfigError(f"module {place} could not be imported: {shown_exception(error, None)}") from None
+            raise ConfigError(
+                f"module {place} could not be imported: {shown_exception(error, None)}", hint="fix the module"
+            ) from None
         return _build(module, Path(module.__file__ or place), attribute)
 
 

@@ -49,13 +49,13 @@ def _is_noise(file: Path) -> bool:
 
 @contextlib.contextmanager
 def blaming(what: str, path: Path, *, hint: str = "") -> Iterator[None]:
-    """Turn any exception of the user's code into a ConfigError that shows it."""
+    """Turn any exception of the user's code into a ConfigError that shows it after `what` ("get_inputs() raised")."""
     try:
         yield
     except AutokernelError:
         raise
     except (Exception, SystemExit) as error:  # sys.exit() in a user's file must not end us without a word
-        raise ConfigError(f"{what}: {shown_exception(error, path)}", hint=hint or "fix the model file") from None
+        raise ConfigError(f"{what} {shown_exception(error, path)}", hint=hint or "fix the model file") from None
 
 
 @contextlib.contextmanager
