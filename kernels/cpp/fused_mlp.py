@@ -2,8 +2,8 @@
 
 x [..., in], w_gate and w_up [hidden, in], w_down [out, hidden]; act is silu, gelu (erf), gelu_tanh or relu. Rows of x
 lie in the vector lanes, packed once; weights are read where they are, as single broadcast elements. The hidden values
-of MC rows at a time are kept in fp32, in the layout the second product reads. Sums are fp32 in a fixed order, rounded once. A few rows (decoding) take dot
-products along the weights' rows instead.
+of MC rows at a time are kept in fp32, in the layout that the second product reads. Sums are fp32 in a fixed order,
+rounded once. A few rows (decoding) take dot products along the weights' rows instead.
 """
 
 import functools
@@ -150,20 +150,27 @@ template <class E> struct Rows {  // rows of a weight with contiguous elements, 
     Rows from(i64 row) const { return {p + row * ld, ld}; }
 };
 
-// sum[r][v] = weight row r . lanes over `steps`; lanes [step][TL].
-template <class P, class E, int ROWS, int V>
-static inline void dot_tile(const float* lanes, Rows<E> w, i64 steps, vf sum[ROWS][V]) {
+// sum[r][lane] = weight row r . lanes over `steps`; lanes [step][TL].
+template <int ROWS, int V>
+static __attribute__((noinline)) void dot_tile(const float* lanes, Rows<float> w, i64 steps, float* sum) {
     vf acc[ROWS][V] = {};
     UNROLL_K
     for (i64 k = 0; k < steps; k++) {
         vf lane[V];
         EACH for (int v = 0; v < V; v++) lane[v] = *(const vf*)(lanes + k * TL + v * VL);
         EACH for (int r = 0; r < ROWS; r++)
-            EACH for (int v = 0; v < V; v++)
-                acc[r][v] = P::fma(acc[r][v], (const f32u*)(w.p + r * w.ld + k * (4 / (i64)sizeof(E))), lane[v]);
+            EACH for (int v = 0; v < V; v++) acc[r][v] = F32Step::fma(acc[r][v], w.p + r * w.ld + k, lane[v]);
     }
     EACH for (int r = 0; r < ROWS; r++)
-        EACH for (int v = 0; v < V; v++) sum[r][v] = acc[r][v];
+        EACH for (int v = 0; v < V; v++) *(vf*)(sum + r * TL + v * VL) = acc[r][v];
+}
+
+// hidden[r][lanes] = act(gate) * up. Out of line: one copy serves every tile shape, which halves the build time.
+static __attribute__((noinline)) void combine(const vf* gate, const vf* up, int rows, int vectors, int kind,
+                                              float* hidden) {
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++)
+            *(vf*)(hidden + r * TL + v * VL) = activate(gate[r * vectors + v], kind) * up[r * vectors + v];
 }
 
 // Both products of one hidden block share the loads of x.
@@ -181,11 +188,10 @@ static inline void hidden_tile(const float* x, Rows<E> gate, Rows<E> up, i64 ste
                 u[r][v] = P::fma(u[r][v], (const f32u*)(up.p + r * up.ld + k * width), lane[v]);
             }
     }
-    vf gate_sum[ROWS][V], up_sum[ROWS][V];  // copies: indexing g itself in a real loop would keep it in memory
+    vf gate_sum[ROWS * V], up_sum[ROWS * V];  // copies: passing g itself on would keep it in memory in the loop above
     EACH for (int r = 0; r < ROWS; r++)
-        EACH for (int v = 0; v < V; v++) gate_sum[r][v] = g[r][v], up_sum[r][v] = u[r][v];
-    for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < V; v++) *(vf*)(hidden + r * TL + v * VL) = activate(gate_sum[r][v], kind) * up_sum[r][v];
+        EACH for (int v = 0; v < V; v++) gate_sum[r * V + v] = g[r][v], up_sum[r * V + v] = u[r][v];
+    combine(gate_sum, up_sum, ROWS, V, kind, hidden);
 }
 
 template <class S> struct Mlp {
@@ -251,23 +257,23 @@ static void hidden_rows(const float* x, Rows<E> gate, Rows<E> up, i64 rows, i64 
             hidden_rows<P, E, ROWS / 2>(x, gate.from(r), up.from(r), rows - r, steps, m, F, kind, hidden + r * TL);
 }
 
-template <class S, int ROWS, int V>
-static void out_panel(const Mlp<S>& a, const float* hidden, Rows<float> w, i64 m0, i64 lanes, i64 n) {
+template <int ROWS, int V> static void out_panel(const float* hidden, Rows<float> w, i64 F, i64 lanes, float* sum) {
     if constexpr (V > 1)
-        if (lanes <= (V - 1) * VL) return out_panel<S, ROWS, V - 1>(a, hidden, w, m0, lanes, n);
-    vf sum[ROWS][V];
-    dot_tile<F32Step, float, ROWS, V>(hidden, w, a.F, sum);
-    alignas(64) float tile[ROWS][V * VL];
-    memcpy(tile, sum, sizeof tile);
-    for (i64 lane = 0; lane < lanes; lane++)
-        for (int r = 0; r < ROWS; r++) store(a.out + (m0 + lane) * a.N + n + r, tile[r][lane]);
+        if (lanes <= (V - 1) * VL) return out_panel<ROWS, V - 1>(hidden, w, F, lanes, sum);
+    dot_tile<ROWS, V>(hidden, w, F, sum);
 }
 template <class S, int ROWS>
 static void out_rows(const Mlp<S>& a, const float* hidden, Rows<float> w, i64 rows, i64 m0, i64 m, i64 n) {
     i64 r = 0;
     for (; r + ROWS <= rows; r += ROWS)
-        for (i64 t = 0; t * TL < m; t++)
-            out_panel<S, ROWS, QV>(a, hidden + t * TL * a.F, w.from(r), m0 + t * TL, least(TL, m - t * TL), n + r);
+        for (i64 t = 0; t * TL < m; t++) {
+            alignas(64) float sum[ROWS][TL];
+            const i64 lanes = least(TL, m - t * TL);
+            out_panel<ROWS, QV>(hidden + t * TL * a.F, w.from(r), a.F, lanes, sum[0]);
+            S* out = a.out + (m0 + t * TL) * a.N + n + r;
+            for (i64 lane = 0; lane < lanes; lane++)
+                for (int i = 0; i < ROWS; i++) store(out + lane * a.N + i, sum[i][lane]);
+        }
     if constexpr (ROWS > 1)
         if (r < rows) out_rows<S, ROWS / 2>(a, hidden, w.from(r), rows - r, m0, m, n + r);
 }

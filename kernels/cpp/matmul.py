@@ -164,8 +164,8 @@ template <class S> struct Problem {
 
 // Write one tile: out = (k block is the first ? 0 : earlier sum) + acc. The sum of earlier k blocks lies in fp32.
 template <class S>
-static void finish(vf acc[MR][NV], i64 rows, i64 lanes, S* out, i64 som, i64 son, float* sum, i64 ssm, i64 ssn,
-                   bool first, bool last) {
+static __attribute__((noinline)) void finish(vf acc[MR][NV], i64 rows, i64 lanes, S* out, i64 som, i64 son,
+                                             float* sum, i64 ssm, i64 ssn, bool first, bool last) {
     if (sizeof(S) == 4 && rows == MR && lanes == NR && son == 1) {
         for (int r = 0; r < MR; r++)
             for (int v = 0; v < NV; v++) {
