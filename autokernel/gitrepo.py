@@ -314,19 +314,22 @@ def _run_git(arguments: Sequence[str], *, stdin: bytes | None = None, accept: Se
     ours = [f"{name}={value}" for name, value in _IDENTITY.items()]
     settings = [part for setting in _SETTINGS for part in ("-c", setting)]
     command = ["env", *unset, *ours, git.Git.GIT_PYTHON_GIT_EXECUTABLE, *settings, *arguments]
-    with tempfile.TemporaryFile() as given:
-        given.write(stdin or b"")
-        given.seek(0)
-        # Its own session: Ctrl-C is for the loop, which stops between two git commands and not within one.
-        status, output, complaint = git.Git().execute(
-            command,
-            istream=given,
-            with_extended_output=True,
-            with_exceptions=False,
-            stdout_as_string=False,
-            strip_newline_in_stdout=False,
-            start_new_session=True,
-        )
+    try:
+        with tempfile.TemporaryFile() as given:
+            given.write(stdin or b"")
+            given.seek(0)
+            # Its own session: Ctrl-C is for the loop, which stops between two git commands and not within one.
+            status, output, complaint = git.Git().execute(
+                command,
+                istream=given,
+                with_extended_output=True,
+                with_exceptions=False,
+                stdout_as_string=False,
+                strip_newline_in_stdout=False,
+                start_new_session=True,
+            )
+    except (OSError, git.exc.GitError) as error:
+        raise RepositoryError(f"git could not be run: {error}", hint="check the disk, memory and PATH, then run again")
     if status not in accept:
         said = str(complaint).strip() or f"exit code {status}"
         raise RepositoryError(
