@@ -692,7 +692,11 @@ def _attention_flops(case: Case) -> int:
 
 
 def _attention_bytes(case: Case) -> int:
-    return _input_bytes(case) + _output_bytes(case, case.tensors["q"].numel)
+    """Keys and values that no query sees are not read."""
+    batch, kv_heads, seq_k, head_dim = _shape(case, "k")
+    seen = min(_shape(case, "q")[2], seq_k) if case.scalars.get("causal", True) else seq_k
+    elements = 2 * case.tensors["q"].numel + 2 * batch * kv_heads * seen * head_dim
+    return elements * DTYPES[case.dtype].itemsize
 
 
 def _repeat_kv(x: Tensor, group: int) -> Tensor:
@@ -739,6 +743,78 @@ def _attention_decomposed(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tens
     k, v = _repeat_kv(k, group), _repeat_kv(v, group)
     scores = torch.matmul(q, k.transpose(2, 3)) * scale
     return torch.matmul(F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), v)
+
+
+# Models often pass a mask that is the causal one: the op has `causal` for it, if the values say so.
+
+
+def _attention_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -> Tensor:
+    grouped = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
+
+
+def _attention_masked_repeated(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -> Tensor:
+    group = q.shape[1] // k.shape[1]
+    return F.scaled_dot_product_attention(q, _repeat_kv(k, group), _repeat_kv(v, group), attn_mask=mask, scale=scale)
+
+
+def _attention_added_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """As transformers' eager attention: an additive mask, softmax in fp32."""
+    group = q.shape[1] // k.shape[1]
+    k, v = _repeat_kv(k, group), _repeat_kv(v, group)
+    scores = torch.matmul(q, k.transpose(2, 3)) * scale + mask
+    return torch.matmul(F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), v)
+
+
+def _attention_filled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """As minGPT: scores filled with -inf where the mask is true."""
+    scores = (q @ k.transpose(-2, -1)) * scale
+    return F.softmax(scores.masked_fill(mask, -math.inf), dim=-1) @ v
+
+
+def _causal(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.ones(shape[-2:], dtype=torch.bool, device=device).tril()
+
+
+def _is_causal(seen: Tensor) -> bool:
+    """Whether [..., seq, seq] is true exactly on and below the diagonal, for all batches and heads."""
+    square = seen.dim() >= 2 and seen.shape[-1] == seen.shape[-2]
+    return square and torch.equal(seen, _causal(tuple(seen.shape), seen.device).expand_as(seen))
+
+
+def _causal_mask() -> Adapter:
+    """True where a key is seen."""
+    return Adapter(
+        spell=lambda inputs, shape: _causal(shape, inputs["q"].device).expand(shape),
+        back=None,
+        holds=_is_causal,
+        dtype="bool",
+    )
+
+
+def _inverted_causal_mask() -> Adapter:
+    """True where a key is not seen."""
+    return Adapter(
+        spell=lambda inputs, shape: ~_causal(shape, inputs["q"].device).expand(shape),
+        back=None,
+        holds=lambda mask: _is_causal(~mask),
+        dtype="bool",
+    )
+
+
+def _additive_causal_mask() -> Adapter:
+    """0 where a key is seen, the dtype's lowest value or -inf elsewhere."""
+
+    def spell(inputs: Inputs, shape: tuple[int, ...]) -> Tensor:
+        q: Tensor = inputs["q"]
+        seen = _causal(shape, q.device).expand(shape)
+        return torch.zeros(shape, dtype=q.dtype, device=q.device).masked_fill(~seen, torch.finfo(q.dtype).min)
+
+    def holds(mask: Tensor) -> bool:
+        seen = mask == 0
+        return _is_causal(seen) and bool((seen | (mask <= torch.finfo(mask.dtype).min)).all())
+
+    return Adapter(spell=spell, back=None, holds=holds)
 
 
 GROUPED = {"q": (2, 4, 32, 64), "k": (2, 2, 32, 64), "v": (2, 2, 32, 64)}
@@ -803,6 +879,23 @@ FLASH_ATTENTION = KernelSpec(
                 ("sdpa", _attention_sdpa, {}),
                 ("sdpa_grouped", _attention_sdpa, GROUPED),
                 ("sdpa_repeated_kv", _attention_sdpa_repeated, GROUPED),
+            )
+        ),
+        *(
+            Spelling(
+                name=name,
+                fn=fn,
+                scalars={"causal": True},
+                captured=("scale",),
+                shapes={**shapes, "mask": (1, 1, 32, 32)},
+                adapters={"mask": adapter},
+            )
+            for name, fn, shapes, adapter in (
+                ("sdpa_masked", _attention_masked, {}, _causal_mask()),
+                ("sdpa_masked_repeated_kv", _attention_masked_repeated, GROUPED, _causal_mask()),
+                ("decomposed_masked", _attention_added_mask, {}, _additive_causal_mask()),
+                ("decomposed_masked_repeated_kv", _attention_added_mask, GROUPED, _additive_causal_mask()),
+                ("decomposed_filled", _attention_filled, {}, _inverted_causal_mask()),
             )
         ),
         Spelling(name="decomposed", fn=_attention_decomposed, scalars={"causal": False}, captured=("scale",)),

@@ -168,8 +168,9 @@ def _example_inputs(
             if len(shape) + extra < 1:
                 return None
             sizes = (2,) * extra + shape if extra > 0 else shape[-extra:]
-        meta = spec.cases[0].tensors.get(name)
-        fixed = DTYPES[meta.dtype] if meta else dtype
+        meta, adapter = spec.cases[0].tensors.get(name), spelling.adapters.get(name)
+        named = adapter.dtype if adapter and adapter.dtype else (meta.dtype if meta else None)
+        fixed = DTYPES[named] if named else dtype
         inputs[name] = torch.empty(sizes, dtype=dtype if fixed.is_floating_point else fixed, device="meta")
     return {name: _on(value, device) for name, value in inputs.items()}
 

@@ -55,11 +55,13 @@ class Adapter:
     `spell` turns the op's inputs into the tensor that the spelling takes, of the given shape; `back` turns that tensor
     into the op's argument of the same name, None where the op has no such argument. `holds` tells whether `back` loses
     nothing for these values (both halves are equal); it is asked on every forward of a model with the kernel in it.
+    `dtype` is the spelled tensor's, None where it is the case's.
     """
 
     spell: Callable[[Inputs, tuple[int, ...]], Tensor]
     back: Callable[[Tensor], Tensor] | None
     holds: Callable[[Tensor], bool]
+    dtype: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
