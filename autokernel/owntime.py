@@ -71,7 +71,7 @@ def profile_cycle(call_us: Callable[[], float], device: torch.device, forwards: 
         walls = tuple(call_us() for _ in range(forwards))
     # The own time of a user annotation is Python's time between ops: unattributed.
     events: list[Any] = [event for event in profiler.events() or [] if not _is_annotation(event)]
-    return Cycle(walls_us=walls, calls_us=_device_times(events, forwards) if cuda else _cpu_times(events))
+    return Cycle(walls_us=walls, calls_us=device_times(events, forwards) if cuda else cpu_times(events))
 
 
 def self_device_us(event: Any) -> float:
@@ -88,12 +88,17 @@ def self_device_us(event: Any) -> float:
     )
 
 
-def _cpu_times(events: list[Any]) -> dict[Key, tuple[float, ...]]:
+def cpu_times(events: list[Any]) -> dict[Key, tuple[float, ...]]:
+    """Own CPU times in us of the calls of each op, in order."""
     return _grouped([(event, float(event.self_cpu_time_total)) for event in events])
 
 
-def _device_times(events: list[Any], forwards: int) -> dict[Key, tuple[float, ...]]:
-    """Kernel time by launching op. A kernel is also listed by itself: that only serves to find what no op launched."""
+def device_times(events: list[Any], forwards: int) -> dict[Key, tuple[float, ...]]:
+    """Kernel times in us of the calls of each launching op, in order.
+
+    A kernel is also listed by itself: that only serves to find what no op launched, which gets a row of its own.
+    Raises: MeasurementError when there is no kernel at all.
+    """
     launched = [(event, self_device_us(event)) for event in events if _on_host(event)]
     times = _grouped([(event, time_us) for event, time_us in launched if time_us > 0])
     kernels_us = sum(self_device_us(event) for event in events if not _on_host(event))
