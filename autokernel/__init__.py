@@ -1,3 +1,17 @@
 """An autonomous agent that makes a PyTorch model's kernels faster overnight."""
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autokernel.applied import apply as apply
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # Importing the package must not import torch.
+    if name == "apply":
+        from autokernel.applied import apply
+
+        return apply
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -147,8 +147,12 @@ class Matcher:
         shapes = {name: tuple(value_of(node).shape) for name, node in match.inputs.items()}
         key = f"{match.spelling.name} {shapes} {match.case.key}"
         if key not in self._proofs:
-            self._proofs[key] = disproof(specs()[match.op], match.spelling, match.case, match.inputs, match.nodes, gm)
-            if reason := self._proofs[key]:
+            try:
+                reason = disproof(specs()[match.op], match.spelling, match.case, match.inputs, match.nodes, gm)
+            except (RuntimeError, ValueError, IndexError, TypeError) as error:  # torch's out-of-memory is the first
+                reason = f"it could not be checked: {str(error).splitlines()[0]}"
+            self._proofs[key] = reason
+            if reason:
                 self.refused.append((match.op, reason))
                 _log.info("%s is no %s: %s", match.output.name, match.op, reason)
         return self._proofs[key] is None
