@@ -121,7 +121,8 @@ def find_run(workdir: Path, name: str | None = None) -> RunDir:
             hint="start one: autokernel run model.py; or name another directory",
         )
     if name is None or name == "latest":
-        return runs[-1]
+        begun = [run for run in runs if run.journal_path.exists()]  # a run without git, say, ends before it begins
+        return (begun or runs)[-1]
     for run in runs:
         if run.name == name:
             return run

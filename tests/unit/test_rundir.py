@@ -67,6 +67,13 @@ def test_latest_counts_time_and_not_the_clock_on_the_wall(tmp_path):
     assert find_run(tmp_path) == later
 
 
+def test_latest_passes_over_a_run_that_failed_before_its_journal_began(tmp_path):
+    good = create_run(tmp_path, "llama", NOW)
+    good.journal_path.touch()
+    create_run(tmp_path, "llama", NOW + timedelta(minutes=1))
+    assert find_run(tmp_path) == good
+
+
 def test_unknown_run_is_an_error_that_lists_what_exists(tmp_path):
     with pytest.raises(ConfigError, match="no run"):
         find_run(tmp_path)
