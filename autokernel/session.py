@@ -129,7 +129,7 @@ class Session:
 
     def has_starter(self, planned: PlannedOp) -> bool:
         """Whether this backend has a first kernel for the op."""
-        return starter_path(planned.op, self._backend()) is not None
+        return self._starter(planned.op) is not None
 
     def is_done(self, planned: PlannedOp) -> bool:
         """Whether an earlier session of this run has already moved on from the op."""
@@ -145,7 +145,7 @@ class Session:
             self.view.op_started(self._histories[planned.op])
             return self._histories[planned.op]
         begin = time.perf_counter()
-        path = starter_path(planned.op, self._backend())
+        path = self._starter(planned.op)
         assert path is not None, "the loop asks has_starter first"
         starter = path.read_text()
         self.view.stage(f"{planned.op}: judging the starter")
@@ -282,6 +282,10 @@ class Session:
             self.view.note(why)
         options = AgentOptions(seed=self.settings.seed, argument=argument, workdir=self.settings.workdir)
         return build_agent(name, options)
+
+    def _starter(self, op: str) -> Path | None:
+        own = self.settings.starters / f"{op}.py" if self.settings.starters else None
+        return own if own is not None and own.is_file() else starter_path(op, self._backend())
 
     def _backend(self) -> str:
         return "cpp" if self.settings.backend == "auto" else self.settings.backend

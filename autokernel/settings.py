@@ -28,6 +28,7 @@ class Settings:
     patience: int = 5
     seed: int = 0
     compile_baseline: bool = True
+    starters: Path | None = None  # a folder with <op>.py that come before the project's own starters
 
     def __post_init__(self) -> None:
         for name in ("budget_s", "patience"):
@@ -35,15 +36,23 @@ class Settings:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="give a positive number")
         if self.max_experiments is not None and self.max_experiments < 1:
             raise ConfigError(f"--experiments is {self.max_experiments}", hint="give 1 or more")
+        if self.starters is not None and not self.starters.is_dir():
+            raise ConfigError(f"--starters {self.starters} is no folder", hint="give a folder with <op>.py files")
         if self.backend not in ("auto", *BACKENDS):
             raise ConfigError(f"unknown backend {self.backend!r}", hint=f"known: auto, {', '.join(BACKENDS)}")
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads."""
-        return {**asdict(self), "workdir": str(self.workdir)}
+        starters = None if self.starters is None else str(self.starters)
+        return {**asdict(self), "workdir": str(self.workdir), "starters": starters}
 
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> Settings:
         """Inverse of `to_json`."""
-        ops = raw["ops"]
-        return Settings(**{**raw, "workdir": Path(raw["workdir"]), "ops": None if ops is None else tuple(ops)})
+        ops, starters = raw["ops"], raw["starters"]
+        parsed = {
+            "workdir": Path(raw["workdir"]),
+            "ops": None if ops is None else tuple(ops),
+            "starters": None if starters is None else Path(starters),
+        }
+        return Settings(**{**raw, **parsed})

@@ -42,6 +42,9 @@ def run(
         bool | None,
         typer.Option("--compile-baseline/--no-compile-baseline", help="Also measure torch.compile (default: yes)."),
     ] = None,
+    starters: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Begin with the <op>.py of this folder where it has one.")
+    ] = None,
     resume: Annotated[
         str | None, typer.Option(metavar="[RUN]", help="Go on with a run of this directory, the latest if not named.")
     ] = None,
@@ -60,6 +63,7 @@ def run(
         "patience": patience,
         "seed": seed,
         "compile_baseline": compile_baseline,
+        "starters": starters.resolve() if starters else None,
     }
     changes = {name: value for name, value in given.items() if value is not None}
     settings, run_name = _resumed(resume, changes) if resume else (_fresh(changes), None)

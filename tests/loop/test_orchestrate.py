@@ -1,0 +1,159 @@
+"""The real loop on a real model: profile, judge, git, results, the whole model at the end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+import autokernel
+from autokernel import results
+from autokernel.live import PlainView
+from autokernel.loading import load_file, toplevel
+from autokernel.model import load_model
+from autokernel.rundir import find_run
+from autokernel.settings import Settings
+from autokernel.state import load_state
+from tests.loop.conftest import git
+
+EXPECTED = [("FAIL", "REVERT"), ("CRASH", "REVERT"), ("SCREENED", "REVERT"), ("PASS", "KEEP")]
+FLAGS = ["--ops", "rmsnorm", "--agent", "replay:candidates", "--starters", "starters", "--no-compile-baseline"]
+
+
+def settings(workdir, **changes):
+    base = Settings(
+        model=str(workdir / "norms.py"),
+        workdir=workdir,
+        budget_s=300,
+        ops=("rmsnorm",),
+        agent=f"replay:{workdir / 'candidates'}",
+        compile_baseline=False,
+        starters=workdir / "starters",
+    )
+    return replace(base, **changes)
+
+
+def command(workdir, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "autokernel", "run", *arguments, "--plain"],
+        cwd=workdir,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def assert_complete(workdir):
+    """Every experiment once, in the log, in git and in the journal."""
+    run = find_run(workdir)
+    rows = results.read_rows(workdir / "results.tsv")
+    assert [(row.experiment, row.correctness, row.decision) for row in rows] == [
+        (number, *expected) for number, expected in enumerate(EXPECTED, start=1)
+    ]
+    history = load_state(run).histories["rmsnorm"]
+    assert [experiment.decision for experiment in history.experiments] == [decision for _, decision in EXPECTED]
+    assert history.incumbent == (workdir / "candidates" / "4_threads.py").read_text()
+    kept = git(workdir, "log", "--format=%s", f"autokernel/{run.name}", "--grep=^Decision: KEEP")
+    assert len(kept.splitlines()) == 1
+    assert kept.startswith("rmsnorm 1x512x1024 fp32: ")
+    rejected = git(workdir, "for-each-ref", "--format=%(refname)", "refs/autokernel/rejected").splitlines()
+    assert [ref.rsplit("/", 1)[1] for ref in sorted(rejected)] == ["1", "2", "3"]
+    assert git(workdir, "show", f"autokernel/{run.name}:kernel.py") == history.incumbent.strip()
+    return run
+
+
+@pytest.fixture
+def orchestrate():
+    return load_file(toplevel("orchestrate.py"), "autokernel_orchestrate")
+
+
+def test_run_keeps_the_faster_kernel_and_leaves_the_user_alone(workdir, orchestrate):
+    status = git(workdir, "status", "--porcelain")
+    head = git(workdir, "rev-parse", "HEAD")
+    summary = orchestrate.run(settings(workdir), PlainView())
+    run = assert_complete(workdir)
+    assert git(workdir, "rev-parse", "HEAD") == head
+    assert git(workdir, "status", "--porcelain") == f"{status}\n?? results.tsv".strip()
+    assert (workdir / "notes.txt").read_text() == "not committed\n"
+    assert summary.histories[0].stop_reason
+    assert summary.integration is not None
+    assert summary.integration["speedup"]["low"] > 1.0
+    loaded = load_model(str(workdir / "norms.py"))
+    with torch.no_grad():
+        before = loaded.model(*loaded.args)
+        applied = autokernel.apply(loaded.model, run.path)
+        after = loaded.model(*loaded.args)
+    assert applied.calls["rmsnorm"] == 2
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
+
+
+def test_experiments_limit_stops_the_run_and_resume_goes_on(workdir, orchestrate):
+    summary = orchestrate.run(settings(workdir, max_experiments=2), PlainView())
+    assert summary.reason == "2 experiments done, as asked"
+    assert len(results.read_rows(workdir / "results.tsv")) == 2
+    orchestrate.run(settings(workdir), PlainView(), resume="latest")
+    assert_complete(workdir)
+
+
+@pytest.mark.parametrize("moment", [("proposed", 1), ("judged", 2), ("proposed", 4), ("judged", 4)])
+def test_killed_run_resumes_with_nothing_lost_or_doubled(workdir, moment):
+    kind, number = moment
+    process = command(workdir, "norms.py", *FLAGS)
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline and process.poll() is None:
+        if events(workdir).count((kind, number)):
+            break
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    output = process.communicate()
+    assert (kind, number) in events(workdir), output
+    resumed = command(workdir, "--resume")
+    output = resumed.communicate(timeout=300)
+    assert resumed.returncode == 0, output
+    assert_complete(workdir)
+
+
+def events(workdir):
+    """(kind, experiment) of the complete journal lines so far."""
+    found = []
+    for path in workdir.glob(".autokernel/*/journal.jsonl"):
+        for line in path.read_text().splitlines(keepends=True):
+            if line.endswith("\n"):
+                event = json.loads(line)
+                found.append((event["kind"], event.get("number", event.get("fields", {}).get("number"))))
+    return found
+
+
+def test_interrupt_ends_with_a_report(workdir):
+    process = command(workdir, "norms.py", *FLAGS)
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline and ("proposed", 4) not in events(workdir):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=200)
+    assert process.returncode == 0, stderr
+    assert "rmsnorm" in stdout
+    assert "Traceback" not in stderr
+    assert load_state(find_run(workdir)).ended == "stopped by the user"
+    assert (find_run(workdir).optimized_dir("rmsnorm") / "kernel.py").is_file()
+
+
+def test_second_run_in_the_same_directory_is_refused(workdir):
+    first = command(workdir, "norms.py", *FLAGS)
+    try:
+        deadline = time.monotonic() + 100
+        while time.monotonic() < deadline and not list(workdir.glob(".autokernel/*/journal.jsonl")):
+            time.sleep(0.02)
+        second = command(workdir, "norms.py", *FLAGS)
+        _, stderr = second.communicate(timeout=100)
+        assert second.returncode == 2
+        assert "Traceback" not in stderr
+        assert "hint:" in stderr
+    finally:
+        first.kill()
+        first.communicate()
