@@ -70,7 +70,7 @@ class Session:
         Raises: ConfigError, RepositoryError or LogError, before anything is written that cannot be used later.
         """
         with ExitStack() as stack:
-            stack.enter_context(rundir.lock(settings.workdir))
+            held = stack.enter_context(rundir.lock(settings.workdir))
             _check_results(settings.workdir)
             if resume is None:
                 run_dir = rundir.create_run(settings.workdir, wholemodel.short_name(settings.model), _utc_now())
@@ -83,6 +83,7 @@ class Session:
                 session = Session(replace(state.settings, **limits), view, run_dir, state)  # type: ignore[arg-type]
                 session._repo = RunRepository.open(settings.workdir, run_dir.path, run_dir.name)
                 session._repo.restore(state.tip or session._repo.head())
+            held.name_run(run_dir.name)
             session._journal.append("run-started", settings=session.settings.to_json(), version=__version__)
             session._tip = session._repo.head()
             session._agent = session._choose_agent()
