@@ -82,6 +82,7 @@ def test_version_is_the_package_version(capsys):
         (["run", "model.py", "--experiments", "0"], "--experiments"),
         (["run", "model.py", "--backend", "abacus"], "abacus"),
         (["run", "model.py", "--ops", " , "], "--ops"),
+        (["run", "model.py", "--starters", "no/such"], "no/such"),
         (["judge", "no/such/kernel.py"], "no/such/kernel.py"),
         (["report", "--md", "--json"], "--md"),
         (["report"], "there is no run"),
