@@ -34,7 +34,6 @@ def run(
     experiments: Annotated[int | None, typer.Option(help="Stop after this many experiments.")] = None,
     ops: Annotated[str | None, typer.Option(help="Only these ops, e.g. rmsnorm,softmax.")] = None,
     agent: Annotated[str | None, typer.Option(help="auto, search or replay:DIR (default: auto).")] = None,
-    starters: Annotated[Path | None, typer.Option(help="Begin with FOLDER/<op>.py where it exists.")] = None,
     backend: Annotated[str | None, typer.Option(help="auto or cpp (default: auto).")] = None,
     dtype: Annotated[str | None, typer.Option(help="Convert the model to fp32, bf16 or fp16 first.")] = None,
     patience: Annotated[int | None, typer.Option(help="Reverts in a row before moving on (default: 5).")] = None,
@@ -59,7 +58,6 @@ def run(
         "max_experiments": experiments,
         "ops": _ops(ops),
         "agent": agent,
-        "starters": _folder(starters),
         "backend": backend,
         "dtype": dtype,
         "patience": patience,
@@ -99,12 +97,6 @@ def _budget_s(minutes: float | None, hours: float | None) -> float | None:
                 raise ConfigError(f"{name} is {value}", hint="give a positive number")
             return value * unit_s
     return None
-
-
-def _folder(path: Path | None) -> Path | None:
-    if path is not None and not path.is_dir():
-        raise ConfigError(f"--starters {path} is no folder", hint="give a folder with files such as rmsnorm.py")
-    return None if path is None else path.resolve()
 
 
 def _ops(text: str | None) -> tuple[str, ...] | None:
