@@ -67,6 +67,7 @@ SOURCE = r"""
 typedef int64_t i64;
 typedef float vf __attribute__((vector_size(VB)));
 typedef float vfu __attribute__((vector_size(VB), aligned(4), may_alias));
+typedef float vfh __attribute__((vector_size(VB), aligned(2), may_alias));
 typedef uint32_t vu __attribute__((vector_size(VB)));
 typedef uint16_t vhu __attribute__((vector_size(VB / 2), aligned(2), may_alias));
 
@@ -98,6 +99,9 @@ template <class S> struct Single {
     static inline float step(const S* p, i64 stride, i64, i64) { return widen(*p); }
     static inline vf contiguous(const S* p) { return load(p); }
     static inline vf fma(vf acc, const float* row, vf lanes) { return acc + (vf{} + *row) * lanes; }
+    typedef float Kept;  // how the few rows of a skinny product are kept
+    static inline Kept keep(S x) { return widen(x); }
+    static inline vf dot(vf acc, const Kept* x, vf w) { return acc + load(x) * w; }
 };
 #ifdef __AVX512BF16__
 struct Pair {
@@ -110,9 +114,15 @@ struct Pair {
         memcpy(&value, &bits, 4);
         return value;
     }
-    static inline vf contiguous(const uint16_t* p) { return *(const vfu*)p; }
+    static inline vf contiguous(const uint16_t* p) { return *(const vfh*)p; }
     static inline vf fma(vf acc, const float* row, vf lanes) {
         asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(lanes), "m"(*row));
+        return acc;
+    }
+    typedef uint16_t Kept;
+    static inline Kept keep(uint16_t x) { return x; }
+    static inline vf dot(vf acc, const Kept* x, vf w) {
+        asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(w), "m"(*(const vfh*)x));
         return acc;
     }
 };
@@ -283,7 +293,7 @@ template <class P> static void product(const Problem<typename P::Src>& p, float*
                                    least(nc, p.N - j0), least(kc, p.K - k0)}, team);
 }
 
-// Few rows: every element of b is read once, straight from its place. a's rows lie in fp32 at `x` [M, K].
+// Few rows: every element of b is read once, straight from its place. a's rows lie at `x` [M, K].
 static inline float total(vf v) {
     float sum = 0;
     for (int width = VL / 2; width > 0; width /= 2)
@@ -291,24 +301,28 @@ static inline float total(vf v) {
     return sum + v[0];
 }
 
-template <class S, int R>  // k runs along memory: dot products of R rows with four columns at a time
-static void dots(const Problem<S>& p, const float* x, i64 m, i64 n, i64 columns) {
+template <class P, int R>  // k runs along memory: dot products of R rows with four columns at a time
+static void dots(const Problem<typename P::Src>& p, const typename P::Kept* x, i64 m, i64 n, i64 columns) {
+    typedef typename P::Src S;
+    const i64 width = P::width * VL;
     vf acc[R][4] = {};
-    float tail[R][4] = {};
-    i64 k = 0;
     const S* column[4];
     for (int c = 0; c < 4; c++) column[c] = p.b + (n + (c < columns ? c : 0)) * p.sbn;
-    for (; k + VL <= p.K; k += VL)
+    i64 k = 0;
+    for (; k + width <= p.K; k += width)
         EACH for (int c = 0; c < 4; c++) {
-            vf w = load(column[c] + k);
-            EACH for (int r = 0; r < R; r++) acc[r][c] += load(x + (m + r) * p.K + k) * w;
+            vf w = P::contiguous(column[c] + k);
+            EACH for (int r = 0; r < R; r++) acc[r][c] = P::dot(acc[r][c], x + (m + r) * p.K + k, w);
         }
-    for (; k < p.K; k++)
-        for (int c = 0; c < 4; c++)
-            for (int r = 0; r < R; r++) tail[r][c] += x[(m + r) * p.K + k] * widen(column[c][k]);
+    vf sum[R][4];  // a copy: indexing acc itself in a real loop would keep it in memory above
+    EACH for (int r = 0; r < R; r++)
+        EACH for (int c = 0; c < 4; c++) sum[r][c] = acc[r][c];
     for (int r = 0; r < R; r++)
-        for (i64 c = 0; c < columns; c++)
-            store(p.out + (m + r) * p.som + (n + c) * p.son, total(acc[r][c]) + tail[r][c]);
+        for (i64 c = 0; c < columns; c++) {
+            float value = total(sum[r][c]);
+            for (i64 j = k; j < p.K; j++) value += widen(x[(m + r) * p.K + j]) * widen(column[c][j]);
+            store(p.out + (m + r) * p.som + (n + c) * p.son, value);
+        }
 }
 
 template <class S, int R>  // columns run along memory (or nothing does): sums of up to SPAN columns stay in cache
@@ -331,19 +345,27 @@ static void sweep(const Problem<S>& p, const float* x, i64 m, i64 n, i64 columns
         for (i64 c = 0; c < columns; c++) store(p.out + (m + r) * p.som + (n + c) * p.son, acc[r][c]);
 }
 
-template <class S> static void skinny(const Problem<S>& p, float* x, const Team& team) {
-    for (i64 i = team.begin(p.M * p.K); i < team.end(p.M * p.K); i++)
-        x[i] = widen(p.a[i / p.K * p.sam + i % p.K * p.sak]);
-    team.barrier();
+template <class P, int R>
+static void skinny_rows(const Problem<typename P::Src>& p, const float* x, i64 m, i64 n, i64 columns) {
+    if (p.sbk == 1) dots<P, R>(p, (const typename P::Kept*)x, m, n, columns);
+    else sweep<typename P::Src, R>(p, x, m, n, columns);
+}
+template <class P> static void skinny(const Problem<typename P::Src>& p, float* x, const Team& team) {
     const bool along_k = p.sbk == 1;
+    for (i64 i = team.begin(p.M * p.K); i < team.end(p.M * p.K); i++) {
+        const typename P::Src value = p.a[i / p.K * p.sam + i % p.K * p.sak];
+        if (along_k) ((typename P::Kept*)x)[i] = P::keep(value);
+        else x[i] = widen(value);
+    }
+    team.barrier();
     const i64 step = along_k ? 4 : least(512, least(p.N, ceil_div(ceil_div(p.N, team.count), VL) * VL));
     const i64 tasks = ceil_div(p.N, step);
     for (i64 t = team.begin(tasks); t < team.end(tasks); t++) {
         const i64 n = t * step, columns = least(step, p.N - n);
         i64 m = 0;
-        for (; m + 4 <= p.M; m += 4) along_k ? dots<S, 4>(p, x, m, n, columns) : sweep<S, 4>(p, x, m, n, columns);
-        for (; m + 2 <= p.M; m += 2) along_k ? dots<S, 2>(p, x, m, n, columns) : sweep<S, 2>(p, x, m, n, columns);
-        for (; m < p.M; m++) along_k ? dots<S, 1>(p, x, m, n, columns) : sweep<S, 1>(p, x, m, n, columns);
+        for (; m + 4 <= p.M; m += 4) skinny_rows<P, 4>(p, x, m, n, columns);
+        for (; m + 2 <= p.M; m += 2) skinny_rows<P, 2>(p, x, m, n, columns);
+        for (; m < p.M; m++) skinny_rows<P, 1>(p, x, m, n, columns);
     }
     team.barrier();
 }
@@ -402,7 +424,7 @@ static int batched(Problem<typename P::Src> p, const i64* size, const i64* sa, c
                 rest /= size[d];
             }
             one.out += item * item_out;
-            if (few) skinny<typename P::Src>(one, space + (apart ? id * need : 0), team);
+            if (few) skinny<P>(one, space + (apart ? id * need : 0), team);
             else product<P>(one, space + (apart ? id * need : 0), team);
         }
     }
