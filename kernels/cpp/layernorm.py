@@ -19,7 +19,7 @@ TUNABLES = {
     "OPT": ["-O2", "-O3"],  # compiler level
     "METHOD": ["two_pass", "welford"],  # how the variance is taken
     "VEC": [8, 16, 32],  # floats per vector value
-    "UNROLL": [1, 2, 4],  # vectors in flight, each with its own partial statistics
+    "UNROLL": [1, 2, 4],  # pairs of vectors in flight, each with its own partial statistics
     "ROWS": [1, 4, 16],  # rows per task
     "SCHEDULE": ["static", "dynamic"],  # how tasks go to threads
     "GRAIN": [4096, 32768, 262144, 1073741824],  # fewer elements than this run on the calling thread
@@ -30,7 +30,7 @@ CONFIG = {
     "OPT": "-O3",
     "METHOD": "two_pass",
     "VEC": 8,
-    "UNROLL": 2,
+    "UNROLL": 1,
     "ROWS": 1,
     "SCHEDULE": "static",
     "GRAIN": 32768,
@@ -50,7 +50,6 @@ SOURCE = r"""
 
 typedef float vf __attribute__((vector_size(VEC * 4)));
 typedef uint32_t vu __attribute__((vector_size(VEC * 4)));
-typedef uint16_t vh __attribute__((vector_size(VEC * 2)));
 struct bf16 { uint16_t bits; };
 
 static inline float widen(float v) { return v; }
@@ -71,11 +70,22 @@ static inline vf load(const float* p) {
   std::memcpy(&v, p, sizeof v);
   return v;
 }
-static inline vf load(const bf16* p) {
-  vh h;
-  std::memcpy(&h, p, sizeof h);
-  vu u = __builtin_convertvector(h, vu) << 16;
-  return (vf)u;
+
+// 2 * VEC neighbours as two vectors: in order for fp32, even and odd ones for bf16, as no lane then has to move.
+static inline void load_pair(const float* p, vf& a, vf& b) {
+  a = load(p);
+  b = load(p + VEC);
+}
+static inline void load_pair(const bf16* p, vf& a, vf& b) {
+  vu u;
+  std::memcpy(&u, p, sizeof u);
+  a = (vf)(u << 16);
+  b = (vf)(u & 0xffff0000);
+}
+static inline vu round_up_half(vf v) {  // the upper 16 bits are the bf16 nearest to v, ties to even
+  vu u = (vu)v;
+  u += 0x7fff + ((u >> 16) & 1);
+  return v != v ? vu{} + 0x7fc00000 : u;
 }
 
 // Plain store, or 16-byte stores that bypass the caches; those need `p` on a 16-byte boundary.
@@ -92,13 +102,14 @@ static inline void put(void* p, const V& v) {
   std::memcpy(p, &v, sizeof v);
 }
 template <bool STREAMING>
-static inline void store(float* p, vf v) { put<STREAMING>(p, v); }
+static inline void store_pair(float* p, vf a, vf b) {
+  put<STREAMING>(p, a);
+  put<STREAMING>(p + VEC, b);
+}
 template <bool STREAMING>
-static inline void store(bf16* p, vf v) {
-  vu u = (vu)v;
-  u = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
-  u = v != v ? vu{} + 0x7fc0 : u;
-  put<STREAMING>(p, __builtin_convertvector(u, vh));
+static inline void store_pair(bf16* p, vf a, vf b) {
+  vu u = (round_up_half(a) >> 16) | (round_up_half(b) & 0xffff0000);
+  put<STREAMING>(p, u);
 }
 
 static inline float sum_lanes(vf v) {
@@ -116,41 +127,54 @@ struct Stats { float base, delta, variance; };
 
 template <class T>
 static float mean_of(const T* x, float* cache, int64_t cols) {
-  vf part[UNROLL] = {};
+  vf part[2 * UNROLL] = {};
   int64_t i = 0;
-  for (; i + VEC * UNROLL <= cols; i += VEC * UNROLL)
+  for (; i + 2 * VEC * UNROLL <= cols; i += 2 * VEC * UNROLL)
     for (int k = 0; k < UNROLL; ++k) {
-      vf v = load(x + i + k * VEC);
-      part[k] += v;
-      if (CACHE_ROW) std::memcpy(cache + i + k * VEC, &v, sizeof v);
+      vf a, b;
+      load_pair(x + i + 2 * VEC * k, a, b);
+      part[2 * k] += a;
+      part[2 * k + 1] += b;
+      if (CACHE_ROW) store_pair<false>(cache + i + 2 * VEC * k, a, b);
     }
+  for (; i + 2 * VEC <= cols; i += 2 * VEC) {
+    vf a, b;
+    load_pair(x + i, a, b);
+    part[0] += a;
+    part[1] += b;
+    if (CACHE_ROW) store_pair<false>(cache + i, a, b);
+  }
   float rest = 0;
   for (; i < cols; ++i) {
     float v = widen(x[i]);
     rest += v;
     if (CACHE_ROW) cache[i] = v;
   }
-  for (int k = 1; k < UNROLL; ++k) part[0] += part[k];
+  for (int k = 1; k < 2 * UNROLL; ++k) part[0] += part[k];
   return (sum_lanes(part[0]) + rest) / float(cols);
 }
 
 template <class S>
 static Stats distances(const S* x, float base, int64_t cols) {
-  vf sum[UNROLL] = {}, square[UNROLL] = {};
+  vf sum[2 * UNROLL] = {}, square[2 * UNROLL] = {};
   int64_t i = 0;
-  for (; i + VEC * UNROLL <= cols; i += VEC * UNROLL)
-    for (int k = 0; k < UNROLL; ++k) {
-      vf d = load(x + i + k * VEC) - base;
-      sum[k] += d;
-      square[k] += d * d;
-    }
+  auto add = [&](int64_t at, int k) {
+    vf a, b;
+    load_pair(x + at, a, b);
+    a -= base, b -= base;
+    sum[k] += a, sum[k + 1] += b;
+    square[k] += a * a, square[k + 1] += b * b;
+  };
+  for (; i + 2 * VEC * UNROLL <= cols; i += 2 * VEC * UNROLL)
+    for (int k = 0; k < UNROLL; ++k) add(i + 2 * VEC * k, 2 * k);
+  for (; i + 2 * VEC <= cols; i += 2 * VEC) add(i, 0);
   float rest = 0, rest_square = 0;
   for (; i < cols; ++i) {
     float d = widen(x[i]) - base;
     rest += d;
     rest_square += d * d;
   }
-  for (int k = 1; k < UNROLL; ++k) sum[0] += sum[k], square[0] += square[k];
+  for (int k = 1; k < 2 * UNROLL; ++k) sum[0] += sum[k], square[0] += square[k];
   float delta = (sum_lanes(sum[0]) + rest) / float(cols);
   float variance = (sum_lanes(square[0]) + rest_square) / float(cols) - delta * delta;
   return {base, delta, variance < 0 ? 0 : variance};
@@ -166,30 +190,43 @@ static inline Moments join(Moments a, Moments b) {
 
 template <class T>
 static Stats one_pass(const T* x, float* cache, int64_t cols) {
-  vf mean[UNROLL] = {}, square[UNROLL] = {};
+  const int PARTS = 2 * UNROLL;
+  vf mean[PARTS] = {}, square[PARTS] = {};
   int64_t i = 0, steps = 0;
-  for (; i + VEC * UNROLL <= cols; i += VEC * UNROLL) {
+  for (; i + VEC * PARTS <= cols; i += VEC * PARTS) {
     float share = 1.0f / float(++steps);
-    for (int k = 0; k < UNROLL; ++k) {
-      vf v = load(x + i + k * VEC);
-      vf d = v - mean[k];
-      mean[k] += d * share;
-      square[k] += d * (v - mean[k]);
-      if (CACHE_ROW) std::memcpy(cache + i + k * VEC, &v, sizeof v);
+    for (int k = 0; k < PARTS; k += 2) {
+      vf v[2];
+      load_pair(x + i + k * VEC, v[0], v[1]);
+      for (int j = 0; j < 2; ++j) {
+        vf d = v[j] - mean[k + j];
+        mean[k + j] += d * share;
+        square[k + j] += d * (v[j] - mean[k + j]);
+      }
+      if (CACHE_ROW) store_pair<false>(cache + i + k * VEC, v[0], v[1]);
     }
   }
   Moments all = {0, 0, 0};
-  for (; i < cols; ++i) {
-    float v = widen(x[i]), d = v - all.mean;
+  auto add = [&all](float v) {
+    float d = v - all.mean;
     all.count += 1;
     all.mean += d / all.count;
     all.square += d * (v - all.mean);
-    if (CACHE_ROW) cache[i] = v;
+  };
+  for (; i + 2 * VEC <= cols; i += 2 * VEC) {
+    vf a, b;
+    load_pair(x + i, a, b);
+    for (int k = 0; k < VEC; ++k) add(a[k]), add(b[k]);
+    if (CACHE_ROW) store_pair<false>(cache + i, a, b);
+  }
+  for (; i < cols; ++i) {
+    add(widen(x[i]));
+    if (CACHE_ROW) cache[i] = widen(x[i]);
   }
   if (steps) {
-    Moments lanes[UNROLL * VEC];
-    for (int k = 0; k < UNROLL * VEC; ++k) lanes[k] = {float(steps), mean[k / VEC][k % VEC], square[k / VEC][k % VEC]};
-    for (int width = UNROLL * VEC / 2; width > 0; width /= 2)
+    Moments lanes[PARTS * VEC];
+    for (int k = 0; k < PARTS * VEC; ++k) lanes[k] = {float(steps), mean[k / VEC][k % VEC], square[k / VEC][k % VEC]};
+    for (int width = PARTS * VEC / 2; width > 0; width /= 2)
       for (int k = 0; k < width; ++k) lanes[k] = join(lanes[k], lanes[k + width]);
     all = join(lanes[0], all);
   }
@@ -198,16 +235,19 @@ static Stats one_pass(const T* x, float* cache, int64_t cols) {
 
 template <bool STREAMING, class S, class T>
 static void scale_row(const S* x, const T* w, const T* b, T* y, Stats s, float eps, int64_t cols) {
-  float scale = 1.0f / std::sqrt(s.variance + eps);
+  float scale = 1.0f / std::sqrt(s.variance + eps), shift = -s.delta * scale;
   int64_t i = 0;
-  for (; i + VEC <= cols; i += VEC) {
-    vf v = (load(x + i) - s.base - s.delta) * scale;
-    if (w) v *= load(w + i);
-    if (b) v += load(b + i);
-    store<STREAMING>(y + i, v);
+  for (; i + 2 * VEC <= cols; i += 2 * VEC) {
+    vf even, odd, w0 = vf{} + 1.0f, w1 = w0, b0 = {}, b1 = {};
+    load_pair(x + i, even, odd);
+    if (w) load_pair(w + i, w0, w1);
+    if (b) load_pair(b + i, b0, b1);
+    even = (even - s.base) * scale + shift;
+    odd = (odd - s.base) * scale + shift;
+    store_pair<STREAMING>(y + i, even * w0 + b0, odd * w1 + b1);
   }
   for (; i < cols; ++i) {
-    float v = (widen(x[i]) - s.base - s.delta) * scale;
+    float v = (widen(x[i]) - s.base) * scale + shift;
     if (w) v *= widen(w[i]);
     if (b) v += widen(b[i]);
     narrow(v, y + i);
@@ -221,18 +261,18 @@ static void finish_row(const S* x, const T* w, const T* b, T* y, Stats s, float 
 }
 
 template <class T>
-static void some_rows(const T* x, const T* w, const T* b, T* y, int64_t from, int64_t to, int64_t cols, float eps) {
-  std::vector<float> cache(CACHE_ROW ? cols : 0);
+static void some_rows(const T* x, const T* w, const T* b, T* y, float* cache, int64_t from, int64_t to, int64_t cols,
+                      float eps) {
   for (int64_t r = from; r < to; ++r) {
     const T* in = x + r * cols;
     Stats s;
     if (METHOD == welford) {
-      s = one_pass(in, cache.data(), cols);
+      s = one_pass(in, cache, cols);
     } else {
-      float base = mean_of(in, cache.data(), cols);
-      s = CACHE_ROW ? distances(cache.data(), base, cols) : distances(in, base, cols);
+      float base = mean_of(in, cache, cols);
+      s = CACHE_ROW ? distances(cache, base, cols) : distances(in, base, cols);
     }
-    if (CACHE_ROW) finish_row(cache.data(), w, b, y + r * cols, s, eps, cols);
+    if (CACHE_ROW) finish_row(cache, w, b, y + r * cols, s, eps, cols);
     else finish_row(in, w, b, y + r * cols, s, eps, cols);
   }
 #if defined(__SSE2__)
@@ -242,15 +282,15 @@ static void some_rows(const T* x, const T* w, const T* b, T* y, int64_t from, in
 
 template <class T>
 static int layernorm(const T* x, const T* w, const T* b, T* y, int64_t rows, int64_t cols, double eps) {
-  if (rows < 2 || rows * cols < GRAIN) {
-    some_rows(x, w, b, y, 0, rows, cols, float(eps));
-    return 0;
-  }
   int64_t tasks = (rows + ROWS - 1) / ROWS;
-#pragma omp parallel for schedule(SCHEDULE)
-  for (int64_t t = 0; t < tasks; ++t) {
-    int64_t to = (t + 1) * ROWS < rows ? (t + 1) * ROWS : rows;
-    some_rows(x, w, b, y, t * ROWS, to, cols, float(eps));
+#pragma omp parallel if (tasks > 1 && rows * cols >= GRAIN)
+  {
+    std::vector<float> cache(CACHE_ROW ? cols : 0);
+#pragma omp for schedule(SCHEDULE)
+    for (int64_t t = 0; t < tasks; ++t) {
+      int64_t to = (t + 1) * ROWS < rows ? (t + 1) * ROWS : rows;
+      some_rows(x, w, b, y, cache.data(), t * ROWS, to, cols, float(eps));
+    }
   }
   return 0;
 }

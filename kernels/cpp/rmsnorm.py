@@ -16,7 +16,7 @@ BACKEND = "cpp"
 TUNABLES = {
     "OPT": ["-O2", "-O3"],  # compiler level
     "VEC": [8, 16, 32],  # floats per vector value
-    "UNROLL": [1, 2, 4],  # vectors in flight, each with its own partial sum
+    "UNROLL": [1, 2, 4],  # pairs of vectors in flight, each with its own partial sums
     "ROWS": [1, 4, 16],  # rows per task
     "SCHEDULE": ["static", "dynamic"],  # how tasks go to threads
     "GRAIN": [4096, 32768, 262144, 1073741824],  # fewer elements than this run on the calling thread
@@ -27,7 +27,7 @@ TUNABLES = {
 CONFIG = {
     "OPT": "-O3",
     "VEC": 8,
-    "UNROLL": 2,
+    "UNROLL": 1,
     "ROWS": 1,
     "SCHEDULE": "static",
     "GRAIN": 32768,
@@ -40,6 +40,7 @@ SOURCE = r"""
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <vector>
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -47,7 +48,6 @@ SOURCE = r"""
 
 typedef float vf __attribute__((vector_size(VEC * 4)));
 typedef uint32_t vu __attribute__((vector_size(VEC * 4)));
-typedef uint16_t vh __attribute__((vector_size(VEC * 2)));
 struct bf16 { uint16_t bits; };
 
 static inline float widen(float v) { return v; }
@@ -68,11 +68,22 @@ static inline vf load(const float* p) {
   std::memcpy(&v, p, sizeof v);
   return v;
 }
-static inline vf load(const bf16* p) {
-  vh h;
-  std::memcpy(&h, p, sizeof h);
-  vu u = __builtin_convertvector(h, vu) << 16;
-  return (vf)u;
+
+// 2 * VEC neighbours as two vectors: in order for fp32, even and odd ones for bf16, as no lane then has to move.
+static inline void load_pair(const float* p, vf& a, vf& b) {
+  a = load(p);
+  b = load(p + VEC);
+}
+static inline void load_pair(const bf16* p, vf& a, vf& b) {
+  vu u;
+  std::memcpy(&u, p, sizeof u);
+  a = (vf)(u << 16);
+  b = (vf)(u & 0xffff0000);
+}
+static inline vu round_up_half(vf v) {  // the upper 16 bits are the bf16 nearest to v, ties to even
+  vu u = (vu)v;
+  u += 0x7fff + ((u >> 16) & 1);
+  return v != v ? vu{} + 0x7fc00000 : u;
 }
 
 // Plain store, or 16-byte stores that bypass the caches; those need `p` on a 16-byte boundary.
@@ -89,47 +100,62 @@ static inline void put(void* p, const V& v) {
   std::memcpy(p, &v, sizeof v);
 }
 template <bool STREAMING>
-static inline void store(float* p, vf v) { put<STREAMING>(p, v); }
+static inline void store_pair(float* p, vf a, vf b) {
+  put<STREAMING>(p, a);
+  put<STREAMING>(p + VEC, b);
+}
 template <bool STREAMING>
-static inline void store(bf16* p, vf v) {
-  vu u = (vu)v;
-  u = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
-  u = v != v ? vu{} + 0x7fc0 : u;
-  put<STREAMING>(p, __builtin_convertvector(u, vh));
+static inline void store_pair(bf16* p, vf a, vf b) {
+  vu u = (round_up_half(a) >> 16) | (round_up_half(b) & 0xffff0000);
+  put<STREAMING>(p, u);
+}
+
+static inline float sum_lanes(vf v) {
+  float lanes[VEC];
+  std::memcpy(lanes, &v, sizeof lanes);
+  for (int width = VEC / 2; width > 0; width /= 2)
+    for (int k = 0; k < width; ++k) lanes[k] += lanes[k + width];
+  return lanes[0];
 }
 
 template <class T>
 static float sum_of_squares(const T* x, float* cache, int64_t cols) {
-  vf part[UNROLL] = {};
+  vf part[2 * UNROLL] = {};
   int64_t i = 0;
-  for (; i + VEC * UNROLL <= cols; i += VEC * UNROLL)
+  for (; i + 2 * VEC * UNROLL <= cols; i += 2 * VEC * UNROLL)
     for (int k = 0; k < UNROLL; ++k) {
-      vf v = load(x + i + k * VEC);
-      part[k] += v * v;
-      if (CACHE_ROW) std::memcpy(cache + i + k * VEC, &v, sizeof v);
+      vf a, b;
+      load_pair(x + i + 2 * VEC * k, a, b);
+      part[2 * k] += a * a;
+      part[2 * k + 1] += b * b;
+      if (CACHE_ROW) store_pair<false>(cache + i + 2 * VEC * k, a, b);
     }
+  for (; i + 2 * VEC <= cols; i += 2 * VEC) {
+    vf a, b;
+    load_pair(x + i, a, b);
+    part[0] += a * a;
+    part[1] += b * b;
+    if (CACHE_ROW) store_pair<false>(cache + i, a, b);
+  }
   float rest = 0;
   for (; i < cols; ++i) {
     float v = widen(x[i]);
     rest += v * v;
     if (CACHE_ROW) cache[i] = v;
   }
-  for (int k = 1; k < UNROLL; ++k) part[0] += part[k];
-  float lanes[VEC];
-  std::memcpy(lanes, &part[0], sizeof lanes);
-  for (int width = VEC / 2; width > 0; width /= 2)
-    for (int k = 0; k < width; ++k) lanes[k] += lanes[k + width];
-  return lanes[0] + rest;
+  for (int k = 1; k < 2 * UNROLL; ++k) part[0] += part[k];
+  return sum_lanes(part[0]) + rest;
 }
 
 template <bool STREAMING, class S, class T>
 static void scale_row(const S* x, const T* w, T* y, float scale, int64_t cols, const char* next, int64_t next_bytes) {
   int64_t i = 0;
-  for (; i + VEC <= cols; i += VEC) {
+  for (; i + 2 * VEC <= cols; i += 2 * VEC) {
     if (PREFETCH && i * int64_t(sizeof(T)) < next_bytes) __builtin_prefetch(next + i * sizeof(T));
-    vf v = load(x + i) * scale;
-    if (w) v *= load(w + i);
-    store<STREAMING>(y + i, v);
+    vf a, b, wa = vf{} + 1.0f, wb = wa;
+    load_pair(x + i, a, b);
+    if (w) load_pair(w + i, wa, wb);
+    store_pair<STREAMING>(y + i, a * scale * wa, b * scale * wb);
   }
   for (; i < cols; ++i) {
     float v = widen(x[i]) * scale;
@@ -138,19 +164,19 @@ static void scale_row(const S* x, const T* w, T* y, float scale, int64_t cols, c
 }
 
 template <class T>
-static void some_rows(const T* x, const T* w, T* y, int64_t from, int64_t to, int64_t rows, int64_t cols, double eps) {
-  std::vector<float> cache(CACHE_ROW ? cols : 0);
+static void some_rows(const T* x, const T* w, T* y, float* cache, int64_t from, int64_t to, int64_t rows, int64_t cols,
+                      double eps) {
   for (int64_t r = from; r < to; ++r) {
     const T* in = x + r * cols;
     T* out = y + r * cols;
-    float mean = sum_of_squares(in, cache.data(), cols) / float(cols);
+    float mean = sum_of_squares(in, cache, cols) / float(cols);
     float scale = 1.0f / std::sqrt(mean + float(eps));
     const char* next = (const char*)(in + cols);
     int64_t next_bytes = r + 1 < rows ? cols * int64_t(sizeof(T)) : 0;
     bool streaming = STREAM && uintptr_t(out) % 16 == 0;
-    if (streaming && CACHE_ROW) scale_row<true>(cache.data(), w, out, scale, cols, next, next_bytes);
+    if (streaming && CACHE_ROW) scale_row<true>(cache, w, out, scale, cols, next, next_bytes);
     else if (streaming) scale_row<true>(in, w, out, scale, cols, next, next_bytes);
-    else if (CACHE_ROW) scale_row<false>(cache.data(), w, out, scale, cols, next, next_bytes);
+    else if (CACHE_ROW) scale_row<false>(cache, w, out, scale, cols, next, next_bytes);
     else scale_row<false>(in, w, out, scale, cols, next, next_bytes);
   }
 #if defined(__SSE2__)
@@ -160,15 +186,15 @@ static void some_rows(const T* x, const T* w, T* y, int64_t from, int64_t to, in
 
 template <class T>
 static int rmsnorm(const T* x, const T* w, T* y, int64_t rows, int64_t cols, double eps) {
-  if (rows < 2 || rows * cols < GRAIN) {
-    some_rows(x, w, y, 0, rows, rows, cols, eps);
-    return 0;
-  }
   int64_t tasks = (rows + ROWS - 1) / ROWS;
-#pragma omp parallel for schedule(SCHEDULE)
-  for (int64_t t = 0; t < tasks; ++t) {
-    int64_t to = (t + 1) * ROWS < rows ? (t + 1) * ROWS : rows;
-    some_rows(x, w, y, t * ROWS, to, rows, cols, eps);
+#pragma omp parallel if (tasks > 1 && rows * cols >= GRAIN)
+  {
+    std::vector<float> cache(CACHE_ROW ? cols : 0);
+#pragma omp for schedule(SCHEDULE)
+    for (int64_t t = 0; t < tasks; ++t) {
+      int64_t to = (t + 1) * ROWS < rows ? (t + 1) * ROWS : rows;
+      some_rows(x, w, y, cache.data(), t * ROWS, to, rows, cols, eps);
+    }
   }
   return 0;
 }
