@@ -1,0 +1,189 @@
+"""The report as text, Markdown and JSON, from a summary and from a journal."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+from sample_run import SETTINGS, rmsnorm, softmax, summary
+
+from autokernel import report
+from autokernel.cli import main
+from autokernel.journal import Journal
+from autokernel.records import text_digest
+from autokernel.rundir import create_run
+from autokernel.state import load_state, started_json
+
+
+@pytest.fixture
+def found():
+    return report.from_summary(summary(), SETTINGS)
+
+
+def write_run(workdir, *, ended=True):
+    """A run directory whose journal tells the sample run."""
+    run = create_run(workdir, "llama", datetime(2030, 1, 2, 3, 4, tzinfo=UTC))
+    with Journal(run.journal_path) as journal:
+        journal.append("run-started", settings=SETTINGS.to_json(), version="0")
+        for history in (rmsnorm(), softmax()):
+            _write_op(run, journal, history)
+        if ended:
+            journal.append("run-ended", reason="every op of the plan is done")
+    return run
+
+
+def _write_op(run, journal, history):
+    started = _start_of(history)
+    _write_text(run, history.op, 0, started.incumbent)
+    digest = text_digest(started.incumbent)
+    journal.append("op-started", op=history.op, digest=digest, history=started_json(started), tip="t")
+    for e in history.experiments:
+        _write_text(run, e.op, e.number, e.proposal.kernel_py)
+        journal.append(
+            "proposed",
+            number=e.number,
+            op=e.op,
+            hypothesis=e.proposal.hypothesis,
+            digest=e.proposal.digest,
+            agent_s=e.agent_s,
+            tokens=None,
+            cost_usd=None,
+        )
+        journal.append(
+            "judged",
+            number=e.number,
+            op=e.op,
+            outcome=e.outcome.to_json(),
+            decision=e.decision,
+            reason=e.reason,
+            seconds=e.seconds,
+        )
+        journal.append("recorded", number=e.number, op=e.op, commit=e.commit, tip="t")
+    if history.stop_reason:
+        journal.append("op-stopped", op=history.op, reason=history.stop_reason)
+
+
+def _start_of(history):
+    from dataclasses import replace
+
+    first = history.experiments[0]
+    return replace(
+        history,
+        experiments=(),
+        incumbent=history.starter,
+        incumbent_us=first.incumbent_us,
+        active_s=0.0,
+        stop_reason=None,
+        starter=None,
+    )
+
+
+def _write_text(run, op, number, text):
+    path = run.kernel_path(op, number)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_kernels_count_every_experiment_once(found):
+    fast, slow = found.kernels
+    assert (fast.kept, fast.reverted, fast.screened, dict(fast.failed)) == (2, 1, 1, {"CRASH": 1})
+    assert fast.experiments == 5
+    assert (fast.starter_us, fast.latency_us) == (1000.0, 500.0)
+    assert fast.speedup == pytest.approx(3.2)
+    assert fast.baseline == "eager"
+    assert (slow.op, slow.experiments, slow.speedup) == ("softmax", 1, 0.5)
+
+
+def test_text_tells_wins_losses_and_reasons(found):
+    text = report.render_text(found)
+    assert "rmsnorm (cpp): 1000.0 us (starter) -> 500.0 us, 80% of the roofline" in text
+    assert "3.20x against PyTorch's fastest, eager (measured: eager 1600.0 us, compile 3200.0 us)" in text
+    assert "5 experiments: 2 kept, 1 reverted, 1 screened out, 1 CRASH" in text
+    assert "moved on: 3 reverts in a row" in text
+    assert "SLOWER than PyTorch's fastest, 0.50x, eager" in text
+    assert "6 experiments, 2 kept" in text
+    assert "Example CPU, 2 cores" in text
+    assert "after 1.5 min" in text
+
+
+def test_best_ideas_are_the_kept_ones_the_largest_first(found):
+    assert [(idea.number, idea.hypothesis) for idea in found.ideas] == [
+        (5, "keep the row in cache"),
+        (1, "vectorized loads"),
+    ]
+    assert found.ideas[0].speedup == pytest.approx(1.6)
+    assert "#5 rmsnorm 1.60x: keep the row in cache (commit 0000000000)" in report.render_text(found)
+
+
+def test_an_unmeasured_model_is_said_to_be_unmeasured(found):
+    assert "Whole model\n  not measured" in report.render_text(found)
+    assert report.to_json(found)["integration"] is None
+
+
+def test_a_run_without_any_op_has_a_report():
+    from dataclasses import replace
+
+    empty = report.from_summary(replace(summary(), histories=()), SETTINGS)
+    text = report.render_text(empty)
+    assert "none was started" in text
+    assert "no experiment was kept" in text
+    assert empty.device == ""
+
+
+def test_markdown_has_headings_lists_and_commands(found):
+    text = report.render_markdown(found)
+    assert text.startswith("# autokernel report: run 20300102-0304-llama\n")
+    assert "\n- rmsnorm (cpp):" in text
+    assert "\n  - moved on: 3 reverts in a row" in text
+    assert "```sh\ngit -C .autokernel/20300102-0304-llama/worktree log" in text
+    assert text.count("```") == 2
+
+
+def test_environment_names_versions(found):
+    assert found.environment["autokernel"]
+    assert found.environment["python"]
+
+
+def test_json_report_can_be_written(found):
+    read = json.loads(json.dumps(report.to_json(found)))
+    assert read["kernels"][0]["failed"] == {"CRASH": 1}
+    assert read["settings"]["model"] == "examples/llama.py"
+
+
+def test_the_journal_tells_the_same_as_the_summary(tmp_path):
+    run = write_run(tmp_path)
+    found = report.from_state(run.name, load_state(run))
+    expected = report.from_summary(summary(), SETTINGS)
+    assert found.kernels == expected.kernels
+    assert found.ideas == expected.ideas
+    assert found.branch == f"autokernel/{run.name}"
+    assert found.reason == "every op of the plan is done"
+
+
+def test_a_run_that_did_not_end_says_so(tmp_path):
+    run = write_run(tmp_path, ended=False)
+    assert "not ended" in report.from_state(run.name, load_state(run)).reason
+
+
+@pytest.mark.parametrize("flags", [[], ["--md"], ["--json"]])
+def test_report_command_prints_the_latest_run(flags, tmp_path, monkeypatch, capsys):
+    run = write_run(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(["report", *flags])
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    if flags == ["--json"]:
+        assert json.loads(out)["run"] == run.name
+    else:
+        assert out.startswith(("autokernel report: run ", "# autokernel report: run ")[flags == ["--md"]] + run.name)
+
+
+def test_report_command_refuses_a_damaged_journal(tmp_path, monkeypatch, capsys):
+    run = write_run(tmp_path)
+    lines = run.journal_path.read_text().splitlines(keepends=True)
+    run.journal_path.write_text("".join([lines[0], "garbage\n", *lines[2:]]))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(["report"])
+    assert caught.value.code == 8
+    assert "line 2" in capsys.readouterr().err
