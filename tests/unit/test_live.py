@@ -1,8 +1,17 @@
 """The three views, fed with the same events."""
 
+import contextlib
+import fcntl
 import io
 import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
 import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -11,6 +20,8 @@ from sample_run import experiment, planned, rmsnorm, softmax, started, summary
 from autokernel.live import JsonView, PlainView, RichView
 from autokernel.records import Decision
 from autokernel.screen import sparkline
+
+HERE = Path(__file__).resolve().parent
 
 
 def play(view):
@@ -166,3 +177,37 @@ def test_sparkline_spans_the_values_and_survives_equal_ones():
     assert sparkline([1000.0, 500.0]) == "█▁"
     assert sparkline([7.0, 7.0, 7.0]) == "▁▁▁"
     assert sparkline([]) == ""
+
+
+def test_rich_view_in_a_pseudo_terminal_restores_the_cursor_and_leaves_its_last_state():
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 80, 0, 0))
+    code = "\n".join(
+        [
+            "import sys",
+            f"sys.path[:0] = [{str(HERE)!r}, {str(HERE.parents[1])!r}]",
+            "from test_live import play",
+            "from sample_run import summary",
+            "from autokernel.live import RichView",
+            "view = RichView(model='examples/llama.py', budget_s=300.0)",
+            "play(view)",
+            "view.finished(summary())",
+            "view.close()",
+            "print('the report')",
+        ]
+    )
+    env = {**os.environ, "TERM": "xterm", "PYTHONDONTWRITEBYTECODE": "1"}
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=theirs, env=env)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # Linux reports the end of a terminal as an error
+        while chunk := os.read(ours, 65536):
+            shown += chunk
+    os.close(ours)
+    assert child.wait(timeout=30) == 0, shown.decode()
+    text = shown.decode()
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor was hidden and came back
+    assert "\x1b[1A" in text or "\x1b[2K" in text  # it redrew in place
+    last = text[text.rindex("examples/llama.py") :]
+    assert "is over: every op of the plan is done" in last
+    assert last.rstrip().endswith("the report")
