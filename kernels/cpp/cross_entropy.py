@@ -20,7 +20,7 @@ TUNABLES = {
     "BLOCK": [256, 1024, 4096, 1073741824],  # elements between two updates of the maximum
     "EXP_DEGREE": [5, 6],  # of the polynomial: relative error 9e-8 or 2e-9 before rounding
     "VEC": [8, 16, 32],  # floats per vector value
-    "UNROLL": [1, 2, 4],  # vectors in flight, each with its own partial maximum and sum
+    "UNROLL": [1, 2, 4],  # pairs of vectors in flight, each with their own maximum and sum
     "PREFETCH": [0, 512, 2048],  # bytes fetched ahead while the maximum is taken
     "ROWS": [1, 4, 16],  # rows per task
     "SCHEDULE": ["static", "dynamic"],  # how tasks go to threads
@@ -31,7 +31,7 @@ CONFIG = {
     "BLOCK": 1073741824,
     "EXP_DEGREE": 6,
     "VEC": 8,
-    "UNROLL": 2,
+    "UNROLL": 1,
     "PREFETCH": 0,
     "ROWS": 1,
     "SCHEDULE": "static",
@@ -50,7 +50,6 @@ SOURCE = r"""
 
 typedef float vf __attribute__((vector_size(VEC * 4)));
 typedef uint32_t vu __attribute__((vector_size(VEC * 4)));
-typedef uint16_t vh __attribute__((vector_size(VEC * 2)));
 struct bf16 { uint16_t bits; };
 
 static inline float widen(float v) { return v; }
@@ -71,26 +70,30 @@ static inline vf load(const float* p) {
   std::memcpy(&v, p, sizeof v);
   return v;
 }
-static inline vf load(const bf16* p) {
-  vh h;
-  std::memcpy(&h, p, sizeof h);
-  vu u = __builtin_convertvector(h, vu) << 16;
-  return (vf)u;
+
+// 2 * VEC neighbours as two vectors: in order for fp32, even and odd ones for bf16, as no lane then has to move.
+static inline void load_pair(const float* p, vf& a, vf& b) {
+  a = load(p);
+  b = load(p + VEC);
+}
+static inline void load_pair(const bf16* p, vf& a, vf& b) {
+  vu u;
+  std::memcpy(&u, p, sizeof u);
+  a = (vf)(u << 16);
+  b = (vf)(u & 0xffff0000);
+}
+static inline vu round_up_half(vf v) {  // the upper 16 bits are the bf16 nearest to v, ties to even
+  vu u = (vu)v;
+  u += 0x7fff + ((u >> 16) & 1);
+  return v != v ? vu{} + 0x7fc00000 : u;
 }
 
-// The first `count` < VEC elements, the other lanes set to `pad`.
+// The first `count` elements, all lanes if there are more, the other lanes set to `pad`.
 template <class T>
-static inline vf load_part(const T* p, int count, float pad) {
+static inline vf load_part(const T* p, int64_t count, float pad) {
   float lanes[VEC];
-  for (int k = 0; k < VEC; ++k) lanes[k] = pad;
-  for (int k = 0; k < count; ++k) lanes[k] = widen(p[k]);
+  for (int k = 0; k < VEC; ++k) lanes[k] = k < count ? widen(p[k]) : pad;
   return load(lanes);
-}
-template <class T>
-static inline void store_part(T* p, int count, vf v) {
-  float lanes[VEC];
-  std::memcpy(lanes, &v, sizeof lanes);
-  for (int k = 0; k < count; ++k) narrow(lanes[k], p + k);
 }
 
 static inline float sum_lanes(vf v) {
@@ -134,29 +137,39 @@ static const float LOWEST = -std::numeric_limits<float>::infinity();
 
 template <class T>
 static float max_of_block(const T* x, int64_t cols) {
-  vf top[UNROLL];
-  for (int k = 0; k < UNROLL; ++k) top[k] = vf{} + LOWEST;
+  vf top[2 * UNROLL];
+  for (int k = 0; k < 2 * UNROLL; ++k) top[k] = vf{} + LOWEST;
   int64_t i = 0;
-  for (; i + VEC * UNROLL <= cols; i += VEC * UNROLL)
-    for (int k = 0; k < UNROLL; ++k) {
-      if (PREFETCH) __builtin_prefetch((const char*)(x + i + k * VEC) + PREFETCH);
-      top[k] = max_of(top[k], load(x + i + k * VEC));
-    }
-  for (; i + VEC <= cols; i += VEC) top[0] = max_of(top[0], load(x + i));
-  if (i < cols) top[0] = max_of(top[0], load_part(x + i, int(cols - i), LOWEST));
-  for (int k = 1; k < UNROLL; ++k) top[0] = max_of(top[0], top[k]);
+  auto add = [&](int64_t at, int k) {
+    if (PREFETCH) __builtin_prefetch((const char*)(x + at) + PREFETCH);
+    vf a, b;
+    load_pair(x + at, a, b);
+    top[k] = max_of(top[k], a);
+    top[k + 1] = max_of(top[k + 1], b);
+  };
+  for (; i + 2 * VEC * UNROLL <= cols; i += 2 * VEC * UNROLL)
+    for (int k = 0; k < UNROLL; ++k) add(i + 2 * VEC * k, 2 * k);
+  for (; i + 2 * VEC <= cols; i += 2 * VEC) add(i, 0);
+  for (; i < cols; i += VEC) top[0] = max_of(top[0], load_part(x + i, cols - i, LOWEST));
+  for (int k = 1; k < 2 * UNROLL; ++k) top[0] = max_of(top[0], top[k]);
   return max_lanes(top[0]);
 }
 
 template <class T>
 static float sum_of_block(const T* x, float top, int64_t cols) {
-  vf sum[UNROLL] = {};
+  vf sum[2 * UNROLL] = {};
   int64_t i = 0;
-  for (; i + VEC * UNROLL <= cols; i += VEC * UNROLL)
-    for (int k = 0; k < UNROLL; ++k) sum[k] += exp_of(load(x + i + k * VEC) - top);
-  for (; i + VEC <= cols; i += VEC) sum[0] += exp_of(load(x + i) - top);
-  if (i < cols) sum[0] += exp_of(load_part(x + i, int(cols - i), LOWEST) - top);
-  for (int k = 1; k < UNROLL; ++k) sum[0] += sum[k];
+  auto add = [&](int64_t at, int k) {
+    vf a, b;
+    load_pair(x + at, a, b);
+    sum[k] += exp_of(a - top);
+    sum[k + 1] += exp_of(b - top);
+  };
+  for (; i + 2 * VEC * UNROLL <= cols; i += 2 * VEC * UNROLL)
+    for (int k = 0; k < UNROLL; ++k) add(i + 2 * VEC * k, 2 * k);
+  for (; i + 2 * VEC <= cols; i += 2 * VEC) add(i, 0);
+  for (; i < cols; i += VEC) sum[0] += exp_of(load_part(x + i, cols - i, LOWEST) - top);
+  for (int k = 1; k < 2 * UNROLL; ++k) sum[0] += sum[k];
   return sum_lanes(sum[0]);
 }
 

@@ -46,7 +46,6 @@ SOURCE = r"""
 
 typedef float vf __attribute__((vector_size(VEC * 4)));
 typedef uint32_t vu __attribute__((vector_size(VEC * 4)));
-typedef uint16_t vh __attribute__((vector_size(VEC * 2)));
 struct bf16 { uint16_t bits; };
 
 static inline float widen(float v) { return v; }
@@ -67,11 +66,22 @@ static inline vf load(const float* p) {
   std::memcpy(&v, p, sizeof v);
   return v;
 }
-static inline vf load(const bf16* p) {
-  vh h;
-  std::memcpy(&h, p, sizeof h);
-  vu u = __builtin_convertvector(h, vu) << 16;
-  return (vf)u;
+
+// 2 * VEC neighbours as two vectors: in order for fp32, even and odd ones for bf16, as no lane then has to move.
+static inline void load_pair(const float* p, vf& a, vf& b) {
+  a = load(p);
+  b = load(p + VEC);
+}
+static inline void load_pair(const bf16* p, vf& a, vf& b) {
+  vu u;
+  std::memcpy(&u, p, sizeof u);
+  a = (vf)(u << 16);
+  b = (vf)(u & 0xffff0000);
+}
+static inline vu round_up_half(vf v) {  // the upper 16 bits are the bf16 nearest to v, ties to even
+  vu u = (vu)v;
+  u += 0x7fff + ((u >> 16) & 1);
+  return v != v ? vu{} + 0x7fc00000 : u;
 }
 
 // Plain store, or 16-byte stores that bypass the caches; those need `p` on a 16-byte boundary.
@@ -88,13 +98,14 @@ static inline void put(void* p, const V& v) {
   std::memcpy(p, &v, sizeof v);
 }
 template <bool STREAMING>
-static inline void store(float* p, vf v) { put<STREAMING>(p, v); }
+static inline void store_pair(float* p, vf a, vf b) {
+  put<STREAMING>(p, a);
+  put<STREAMING>(p + VEC, b);
+}
 template <bool STREAMING>
-static inline void store(bf16* p, vf v) {
-  vu u = (vu)v;
-  u = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
-  u = v != v ? vu{} + 0x7fc0 : u;
-  put<STREAMING>(p, __builtin_convertvector(u, vh));
+static inline void store_pair(bf16* p, vf a, vf b) {
+  vu u = (round_up_half(a) >> 16) | (round_up_half(b) & 0xffff0000);
+  put<STREAMING>(p, u);
 }
 
 enum { seq_inner, heads_inner };
@@ -102,10 +113,14 @@ enum { seq_inner, heads_inner };
 template <bool STREAMING, class T>
 static inline void split_row(const T* x, const T* cos, const T* sin, T* y, int64_t half) {
   int64_t i = 0;
-  for (; i + VEC <= half; i += VEC) {
-    vf a = load(x + i), b = load(x + half + i), c = load(cos + i), s = load(sin + i);
-    store<STREAMING>(y + i, a * c - b * s);
-    store<STREAMING>(y + half + i, b * c + a * s);
+  for (; i + 2 * VEC <= half; i += 2 * VEC) {
+    vf a0, a1, b0, b1, c0, c1, s0, s1;
+    load_pair(x + i, a0, a1);
+    load_pair(x + half + i, b0, b1);
+    load_pair(cos + i, c0, c1);
+    load_pair(sin + i, s0, s1);
+    store_pair<STREAMING>(y + i, a0 * c0 - b0 * s0, a1 * c1 - b1 * s1);
+    store_pair<STREAMING>(y + half + i, b0 * c0 + a0 * s0, b1 * c1 + a1 * s1);
   }
   for (; i < half; ++i) {
     float a = widen(x[i]), b = widen(x[half + i]), c = widen(cos[i]), s = widen(sin[i]);

@@ -19,7 +19,7 @@ TUNABLES = {
     "METHOD": ["keep", "recompute", "online"],
     "EXP_DEGREE": [5, 6],  # of the polynomial: relative error 9e-8 or 2e-9 before rounding
     "VEC": [8, 16, 32],  # floats per vector value
-    "UNROLL": [1, 2, 4],  # vectors in flight, each with its own partial maximum and sum
+    "UNROLL": [1, 2, 4],  # pairs of vectors in flight, each with their own maximum and sum
     "BLOCK": [128, 512, 2048],  # elements between two updates of the maximum (online)
     "STRIP": [32, 128, 512],  # columns per task when the dimension is not the last
     "ROWS": [1, 4, 16],  # rows per task
@@ -31,7 +31,7 @@ CONFIG = {
     "METHOD": "keep",
     "EXP_DEGREE": 6,
     "VEC": 8,
-    "UNROLL": 2,
+    "UNROLL": 1,
     "BLOCK": 512,
     "STRIP": 128,
     "ROWS": 1,
@@ -78,6 +78,23 @@ static inline vf load(const bf16* p) {
   vu u = __builtin_convertvector(h, vu) << 16;
   return (vf)u;
 }
+
+// 2 * VEC neighbours as two vectors: in order for fp32, even and odd ones for bf16, as no lane then has to move.
+static inline void load_pair(const float* p, vf& a, vf& b) {
+  a = load(p);
+  b = load(p + VEC);
+}
+static inline void load_pair(const bf16* p, vf& a, vf& b) {
+  vu u;
+  std::memcpy(&u, p, sizeof u);
+  a = (vf)(u << 16);
+  b = (vf)(u & 0xffff0000);
+}
+static inline vu round_up_half(vf v) {  // the upper 16 bits are the bf16 nearest to v, ties to even
+  vu u = (vu)v;
+  u += 0x7fff + ((u >> 16) & 1);
+  return v != v ? vu{} + 0x7fc00000 : u;
+}
 static inline void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
 static inline void store(bf16* p, vf v) {
   vu u = (vu)v;
@@ -86,20 +103,27 @@ static inline void store(bf16* p, vf v) {
   vh h = __builtin_convertvector(u, vh);
   std::memcpy(p, &h, sizeof h);
 }
+static inline void store_pair(float* p, vf a, vf b) {
+  store(p, a);
+  store(p + VEC, b);
+}
+static inline void store_pair(bf16* p, vf a, vf b) {
+  vu u = (round_up_half(a) >> 16) | (round_up_half(b) & 0xffff0000);
+  std::memcpy(p, &u, sizeof u);
+}
 
-// The first `count` < VEC elements, the other lanes set to `pad`.
+// The first `count` elements, all lanes if there are more, the other lanes set to `pad`.
 template <class T>
-static inline vf load_part(const T* p, int count, float pad) {
+static inline vf load_part(const T* p, int64_t count, float pad) {
   float lanes[VEC];
-  for (int k = 0; k < VEC; ++k) lanes[k] = pad;
-  for (int k = 0; k < count; ++k) lanes[k] = widen(p[k]);
+  for (int k = 0; k < VEC; ++k) lanes[k] = k < count ? widen(p[k]) : pad;
   return load(lanes);
 }
 template <class T>
-static inline void store_part(T* p, int count, vf v) {
+static inline void store_part(T* p, int64_t count, vf v) {
   float lanes[VEC];
   std::memcpy(lanes, &v, sizeof lanes);
-  for (int k = 0; k < count; ++k) narrow(lanes[k], p + k);
+  for (int k = 0; k < VEC && k < count; ++k) narrow(lanes[k], p + k);
 }
 
 static inline float sum_lanes(vf v) {
@@ -144,43 +168,46 @@ static const float LOWEST = -std::numeric_limits<float>::infinity();
 
 template <class T>
 static float max_of_row(const T* x, int64_t cols) {
-  vf top[UNROLL];
-  for (int k = 0; k < UNROLL; ++k) top[k] = vf{} + LOWEST;
+  vf top[2 * UNROLL];
+  for (int k = 0; k < 2 * UNROLL; ++k) top[k] = vf{} + LOWEST;
   int64_t i = 0;
-  for (; i + VEC * UNROLL <= cols; i += VEC * UNROLL)
-    for (int k = 0; k < UNROLL; ++k) top[k] = max_of(top[k], load(x + i + k * VEC));
-  for (; i + VEC <= cols; i += VEC) top[0] = max_of(top[0], load(x + i));
-  if (i < cols) top[0] = max_of(top[0], load_part(x + i, int(cols - i), LOWEST));
-  for (int k = 1; k < UNROLL; ++k) top[0] = max_of(top[0], top[k]);
+  auto add = [&](int64_t at, int k) {
+    vf a, b;
+    load_pair(x + at, a, b);
+    top[k] = max_of(top[k], a);
+    top[k + 1] = max_of(top[k + 1], b);
+  };
+  for (; i + 2 * VEC * UNROLL <= cols; i += 2 * VEC * UNROLL)
+    for (int k = 0; k < UNROLL; ++k) add(i + 2 * VEC * k, 2 * k);
+  for (; i + 2 * VEC <= cols; i += 2 * VEC) add(i, 0);
+  for (; i < cols; i += VEC) top[0] = max_of(top[0], load_part(x + i, cols - i, LOWEST));
+  for (int k = 1; k < 2 * UNROLL; ++k) top[0] = max_of(top[0], top[k]);
   return max_lanes(top[0]);
 }
 
-// Sum of exp(x - top); `kept`, unless null, receives the exponentials.
+// Sum of exp(x - top); `kept`, unless null, receives the exponentials (within a pair in the pair's order).
 template <class T>
 static float sum_of_row(const T* x, float* kept, float top, int64_t cols) {
-  vf sum[UNROLL] = {};
+  vf sum[2 * UNROLL] = {};
   int64_t i = 0;
-  for (; i + VEC * UNROLL <= cols; i += VEC * UNROLL)
-    for (int k = 0; k < UNROLL; ++k) {
-      vf e = exp_of(load(x + i + k * VEC) - top);
-      sum[k] += e;
-      if (kept) store(kept + i + k * VEC, e);
-    }
-  for (; i + VEC <= cols; i += VEC) {
-    vf e = exp_of(load(x + i) - top);
+  auto add = [&](int64_t at, int k) {
+    vf a, b;
+    load_pair(x + at, a, b);
+    a = exp_of(a - top);
+    b = exp_of(b - top);
+    sum[k] += a;
+    sum[k + 1] += b;
+    if (kept) store_pair(kept + at, a, b);
+  };
+  for (; i + 2 * VEC * UNROLL <= cols; i += 2 * VEC * UNROLL)
+    for (int k = 0; k < UNROLL; ++k) add(i + 2 * VEC * k, 2 * k);
+  for (; i + 2 * VEC <= cols; i += 2 * VEC) add(i, 0);
+  for (; i < cols; i += VEC) {
+    vf e = exp_of(load_part(x + i, cols - i, LOWEST) - top);
     sum[0] += e;
-    if (kept) store(kept + i, e);
+    if (kept) store_part(kept + i, cols - i, e);
   }
-  if (i < cols) {
-    vf e = exp_of(load_part(x + i, int(cols - i), LOWEST) - top);
-    float lanes[VEC];
-    std::memcpy(lanes, &e, sizeof lanes);
-    // A row without any finite value gives NaN in the padding too: its elements say so themselves.
-    for (int k = int(cols - i); k < VEC; ++k) lanes[k] = 0;
-    sum[0] += load(lanes);
-    if (kept) store_part(kept + i, int(cols - i), e);
-  }
-  for (int k = 1; k < UNROLL; ++k) sum[0] += sum[k];
+  for (int k = 1; k < 2 * UNROLL; ++k) sum[0] += sum[k];
   return sum_lanes(sum[0]);
 }
 
@@ -205,20 +232,23 @@ static float online_sum(const T* x, float* top, int64_t cols) {
 template <class T>
 static void scale_exp(const T* x, T* y, float top, float scale, int64_t cols) {
   int64_t i = 0;
-  for (; i + VEC <= cols; i += VEC) store(y + i, exp_of(load(x + i) - top) * scale);
-  if (i < cols) store_part(y + i, int(cols - i), exp_of(load_part(x + i, int(cols - i), LOWEST) - top) * scale);
+  for (; i + 2 * VEC <= cols; i += 2 * VEC) {
+    vf a, b;
+    load_pair(x + i, a, b);
+    store_pair(y + i, exp_of(a - top) * scale, exp_of(b - top) * scale);
+  }
+  for (; i < cols; i += VEC) store_part(y + i, cols - i, exp_of(load_part(x + i, cols - i, LOWEST) - top) * scale);
 }
 
 template <class T>
 static void scale_kept(const float* kept, T* y, float scale, int64_t cols) {
   int64_t i = 0;
-  for (; i + VEC <= cols; i += VEC) store(y + i, load(kept + i) * scale);
+  for (; i + 2 * VEC <= cols; i += 2 * VEC) store_pair(y + i, load(kept + i) * scale, load(kept + i + VEC) * scale);
   for (; i < cols; ++i) narrow(kept[i] * scale, y + i);
 }
 
 template <class T>
-static void some_rows(const T* x, T* y, int64_t from, int64_t to, int64_t cols) {
-  std::vector<float> kept(METHOD == keep ? cols : 0);
+static void some_rows(const T* x, T* y, float* kept, int64_t from, int64_t to, int64_t cols) {
   for (int64_t r = from; r < to; ++r) {
     const T* in = x + r * cols;
     T* out = y + r * cols;
@@ -227,9 +257,9 @@ static void some_rows(const T* x, T* y, int64_t from, int64_t to, int64_t cols) 
       sum = online_sum(in, &top, cols);
     } else {
       top = max_of_row(in, cols);
-      sum = sum_of_row(in, METHOD == keep ? kept.data() : nullptr, top, cols);
+      sum = sum_of_row(in, METHOD == keep ? kept : nullptr, top, cols);
     }
-    if (METHOD == keep) scale_kept(kept.data(), out, 1.0f / sum, cols);
+    if (METHOD == keep) scale_kept(kept, out, 1.0f / sum, cols);
     else scale_exp(in, out, top, 1.0f / sum, cols);
   }
 }
@@ -276,12 +306,15 @@ static int softmax(const T* x, T* y, int64_t outer, int64_t n, int64_t inner) {
   bool alone = outer * n * inner < GRAIN;
   if (inner == 1) {
     int64_t tasks = (outer + ROWS - 1) / ROWS;
-    if (alone || tasks < 2) {
-      some_rows(x, y, 0, outer, n);
-      return 0;
+#pragma omp parallel if (!alone && tasks > 1)
+    {
+      std::vector<float> kept(METHOD == keep ? n : 0);
+#pragma omp for schedule(SCHEDULE)
+      for (int64_t t = 0; t < tasks; ++t) {
+        int64_t to = (t + 1) * ROWS < outer ? (t + 1) * ROWS : outer;
+        some_rows(x, y, kept.data(), t * ROWS, to, n);
+      }
     }
-#pragma omp parallel for schedule(SCHEDULE)
-    for (int64_t t = 0; t < tasks; ++t) some_rows(x, y, t * ROWS, (t + 1) * ROWS < outer ? (t + 1) * ROWS : outer, n);
     return 0;
   }
   int64_t strips = (inner + STRIP - 1) / STRIP;
