@@ -3,7 +3,8 @@
 q [batch, heads, seq_q, dim], k and v [batch, kv_heads, seq_k, dim], fp32 or bf16, any strides; query head h reads kv
 head h // (heads / kv_heads). Causal means that query i sees the keys 0..i. Query rows lie in the vector lanes: keys and
 values are then read as single broadcast elements from where they are, and a softmax needs no sum across lanes. All
-arithmetic is fp32, rounded once. A block of queries belongs to one thread, so results repeat bit for bit.
+arithmetic is fp32, rounded once. A few query rows (decoding) would leave most lanes idle: there the head dimension lies
+in the lanes. A block of queries belongs to one thread, so results repeat bit for bit.
 """
 
 import functools
@@ -20,6 +21,7 @@ TUNABLES = {
     "BK": [16, 32, 64, 128, 256],  # keys of one softmax step
     "R": [2, 4, 8],  # keys (or output columns) of one register tile
     "QV": [1, 2, 3, 4],  # vectors of query rows of one register tile
+    "FEW": [0, 1, 4, 8],  # up to so many query rows (decoding) put the head dimension into the lanes instead
     "UNROLL": [1, 2, 4],
     "COPY_KV": [0, 1],  # 1: widen each block of k and v into a buffer even where it could be read in place
     "BF16_DOT": [0, 1],  # 1: multiply q and k as pairs of bf16 where the CPU can
@@ -31,6 +33,7 @@ CONFIG = {
     "BK": 64,
     "R": 4,
     "QV": 4,
+    "FEW": 4,
     "UNROLL": 1,
     "COPY_KV": 0,
     "BF16_DOT": 1,
@@ -65,7 +68,8 @@ typedef int64_t i64;
 typedef float vf __attribute__((vector_size(VB)));
 typedef int32_t vi __attribute__((vector_size(VB)));
 typedef uint32_t vu __attribute__((vector_size(VB)));
-typedef uint32_t u32u __attribute__((aligned(2), may_alias));
+typedef float vfu __attribute__((vector_size(VB), aligned(4), may_alias));
+typedef uint16_t vhu __attribute__((vector_size(VB / 2), aligned(2), may_alias));
 typedef float f32u __attribute__((aligned(2), may_alias));
 
 const float INF = std::numeric_limits<float>::infinity();
@@ -79,6 +83,8 @@ static inline float widen(uint16_t x) {
     memcpy(&value, &bits, 4);
     return value;
 }
+static inline vf load(const float* p) { return *(const vfu*)p; }
+static inline vf load(const uint16_t* p) { return (vf)(__builtin_convertvector(*(const vhu*)p, vu) << 16); }
 static inline void store(float* p, float x) { *p = x; }
 static inline void store(uint16_t* p, float x) {  // round to nearest even; a NaN stays a NaN
     uint32_t bits;
@@ -179,6 +185,47 @@ static void all_values(const float* p, const float* v, i64 ldv, i64 keys, i64 di
         if (vectors > 0) all_values<V - 1>(p, v, ldv, keys, dim, vectors, alpha, out);
 }
 
+// Few rows: q is [row][dim]; a score is a dot product along k's row. The other lanes' scores become zero.
+template <class E>
+static void few_scores(const float* q, i64 rows, const E* k, i64 ldk, i64 dim, i64 keys, float* scores) {
+    for (i64 j = 0; j < keys; j++) {
+        *(vf*)(scores + j * BQ) = vf{};
+        for (i64 r = 0; r < rows; r++) {
+            vf sum = {};
+            i64 d = 0;
+            for (; d + VL <= dim; d += VL) sum += load(q + r * dim + d) * load(k + j * ldk + d);
+            for (int width = VL / 2; width > 0; width /= 2) {
+                vi from;
+                for (int i = 0; i < VL; i++) from[i] = (i + width) % VL;
+                sum += __builtin_shuffle(sum, from);
+            }
+            float score = sum[0];
+            for (; d < dim; d++) score += q[r * dim + d] * widen(k[j * ldk + d]);
+            scores[j * BQ + r] = score;
+        }
+    }
+}
+// out [row][dim] = out * alpha[row] + sum over keys of p[key][row] * v[key].
+template <class E>
+static void few_values(const float* p, i64 rows, const E* v, i64 ldv, i64 dim, i64 keys, const float* alpha,
+                       float* out) {
+    for (i64 r = 0; r < rows; r++) {
+        i64 d = 0;
+        for (; d + 4 * VL <= dim; d += 4 * VL) {
+            vf acc[4];
+            EACH for (int c = 0; c < 4; c++) acc[c] = load(out + r * dim + d + c * VL) * alpha[r];
+            for (i64 j = 0; j < keys; j++)
+                EACH for (int c = 0; c < 4; c++) acc[c] += (vf{} + p[j * BQ + r]) * load(v + j * ldv + d + c * VL);
+            EACH for (int c = 0; c < 4; c++) *(vfu*)(out + r * dim + d + c * VL) = acc[c];
+        }
+        for (; d < dim; d++) {
+            float sum = out[r * dim + d] * alpha[r];
+            for (i64 j = 0; j < keys; j++) sum += p[j * BQ + r] * widen(v[j * ldv + d]);
+            out[r * dim + d] = sum;
+        }
+    }
+}
+
 // One softmax step for a vector of query rows: scores become weights; new maximum, sum and the old sum's factor.
 static inline void softmax_step(float* scores, i64 keys, float scale, const vi* last, i64 vector, vf* top, vf* sum,
                                 vf* alpha) {
@@ -245,7 +292,9 @@ template <class S> static void load_queries(const Attention<S>& a, const S* q, i
     memset(w.q, 0, a.dim * BQ * sizeof(float));
     for (i64 lane = 0; lane < rows; lane++) {
         const S* row = q + (r0 + lane) / a.seq_q * a.qh + (r0 + lane) % a.seq_q * a.qs;
-        if (a.pairs())
+        if (rows <= FEW)
+            for (i64 d = 0; d < a.dim; d++) w.q[lane * a.dim + d] = widen(row[d * a.qd]);
+        else if (a.pairs())
             for (i64 d = 0; d < a.dim; d += 2) {
                 uint32_t bits = (uint32_t)row[d * a.qd] | (uint32_t)row[(d + 1) * a.qd] << 16;
                 memcpy(w.q + d / 2 * BQ + lane, &bits, 4);
@@ -267,6 +316,28 @@ template <class S> static void score_block(const Attention<S>& a, const S* k, i6
     all_scores<F32Step, float, QV>(w.q, block, ldk, a.dim, keys, vectors, w.scores);
 }
 
+// The two products of one block of keys with few query rows, read in place where the head dimension is contiguous.
+template <class S>
+static void few_score_block(const Attention<S>& a, i64 rows, const S* k, i64 keys, const Scratch& w) {
+    if (a.kd == 1) return few_scores(w.q, rows, k, a.ks, a.dim, keys, w.scores);
+    i64 ld;
+    const float* block = block_of(k, a.ks, a.kd, keys, a.dim, w.k, &ld);
+    few_scores(w.q, rows, block, ld, a.dim, keys, w.scores);
+}
+template <class S>
+static void few_value_block(const Attention<S>& a, i64 rows, const S* v, i64 keys, const Scratch& w) {
+    if (a.vd == 1) return few_values(w.scores, rows, v, a.vs, a.dim_v, keys, w.alpha, w.out);
+    i64 ld;
+    const float* block = block_of(v, a.vs, a.vd, keys, a.dim_v, w.v, &ld);
+    few_values(w.scores, rows, block, ld, a.dim_v, keys, w.alpha, w.out);
+}
+
+template <class S> static void value_block(const Attention<S>& a, const S* v, i64 keys, i64 vectors, const Scratch& w) {
+    i64 ld;
+    const float* block = block_of(v, a.vs, a.vd, keys, a.dim_v, w.v, &ld);
+    all_values<QV>(w.scores, block, ld, keys, a.dim_v, vectors, w.alpha, w.out);
+}
+
 template <class S> static void attend(const Attention<S>& a, i64 b, i64 head, i64 r0, i64 rows, const Scratch& w) {
     const i64 vectors = ceil_div(rows, VL), kv = head / (a.heads / a.kv_heads);
     load_queries(a, a.q + b * a.qb + head * a.qh, r0, rows, w);
@@ -280,7 +351,9 @@ template <class S> static void attend(const Attention<S>& a, i64 b, i64 head, i6
     const i64 end = a.causal ? least(a.seq_k, most + 1) : a.seq_k;
     for (i64 j0 = 0; j0 < end; j0 += BK) {
         const i64 keys = least(BK, end - j0);
-        score_block(a, a.k + b * a.kb + kv * a.kh + j0 * a.ks, keys, vectors, w);
+        const S *k = a.k + b * a.kb + kv * a.kh + j0 * a.ks, *values = a.v + b * a.vb + kv * a.vh + j0 * a.vs;
+        if (rows <= FEW) few_score_block(a, rows, k, keys, w);
+        else score_block(a, k, keys, vectors, w);
         const bool masked = a.causal && j0 + keys - 1 > fewest;
         for (i64 lane = 0; masked && lane < vectors * VL; lane++) {
             const i64 seen = (r0 + least(lane, rows - 1)) % a.seq_q - j0;
@@ -289,13 +362,13 @@ template <class S> static void attend(const Attention<S>& a, i64 b, i64 head, i6
         for (i64 v = 0; v < vectors; v++)
             softmax_step(w.scores, keys, a.scale, masked ? (const vi*)w.last : nullptr, v, (vf*)w.top + v,
                          (vf*)w.sum + v, (vf*)w.alpha + v);
-        i64 ldv;
-        const float* values = block_of(a.v + b * a.vb + kv * a.vh + j0 * a.vs, a.vs, a.vd, keys, a.dim_v, w.v, &ldv);
-        all_values<QV>(w.scores, values, ldv, keys, a.dim_v, vectors, w.alpha, w.out);
+        if (rows <= FEW) few_value_block(a, rows, values, keys, w);
+        else value_block(a, values, keys, vectors, w);
     }
     for (i64 lane = 0; lane < rows; lane++) {
         S* row = a.out + b * a.ob + (head + (r0 + lane) / a.seq_q) * a.oh + (r0 + lane) % a.seq_q * a.os;
-        for (i64 d = 0; d < a.dim_v; d++) store(row + d, a.seq_k ? w.out[d * BQ + lane] / w.sum[lane] : 0.0f);
+        const i64 first = rows <= FEW ? lane * a.dim_v : lane, step = rows <= FEW ? 1 : BQ;
+        for (i64 d = 0; d < a.dim_v; d++) store(row + d, a.seq_k ? w.out[first + d * step] / w.sum[lane] : 0.0f);
     }
 }
 

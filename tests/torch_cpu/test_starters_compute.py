@@ -94,7 +94,7 @@ def small_inputs(op, dtype):
         a, b = torch.randn(2, 67, 301).to(dtype), torch.randn(75, 301).to(dtype).t()
         return (a, b), truth_of("matmul", a, b)
     if op == "flash_attention":
-        q, k, v = (heads(1, n, 75, 36, dtype, transposed=True) for n in (4, 2, 2))
+        q, k, v = (heads(1, n, 70, 36, dtype, transposed=True) for n in (4, 2, 2))
         return (q, k, v), truth_of("flash_attention", q, k, v)
     inputs = mlp_inputs((3, 47, 70), 83, 37, dtype)
     return inputs, truth_of("fused_mlp", *inputs)
