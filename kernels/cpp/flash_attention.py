@@ -31,8 +31,8 @@ TUNABLES = {
 CONFIG = {
     "BQ": 64,
     "BK": 64,
-    "R": 4,
-    "QV": 4,
+    "R": 8,
+    "QV": 2,
     "FEW": 4,
     "UNROLL": 1,
     "COPY_KV": 0,
