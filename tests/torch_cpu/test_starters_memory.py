@@ -46,24 +46,63 @@ def starter(op, **knobs):
         return load_file(path, f"starter_{name}").kernel_fn
 
 
-def fault(kernel, spec, inputs, dtype):
+def big_case(op):
+    """A case above the size from which the starters use threads."""
+    shapes = {
+        "rmsnorm": {"x": (300, 517), "weight": (517,)},
+        "layernorm": {"x": (300, 517), "weight": (517,), "bias": (517,)},
+        "softmax": {"x": (300, 517)},
+        "cross_entropy": {"logits": (300, 517), "targets": (300,)},
+        "rotary_embedding": {"x": (3, 4, 100, 66), "cos": (100, 33), "sin": (100, 33)},
+        "reduce": {"x": (600000,)},
+    }[op]
+    case = get_spec(op).stress_case
+    return replace(case, tensors={n: replace(case.tensors[n], shape=shape) for n, shape in shapes.items()})
+
+
+def case_named(op, name):
+    spec = get_spec(op)
+    if name == "threaded":
+        return big_case(op)
+    return next(case for case in (spec.stress_case, *spec.cases, *spec.edges) if case.name == name)
+
+
+@functools.cache
+def truth_of(op, case, dtype):
+    """Inputs of a case, and what they should give."""
+    spec = get_spec(op)
+    inputs = spec.make_inputs(case_named(op, case).with_dtype(dtype), 7)
+    return inputs, truth(spec, inputs)
+
+
+def truth(spec, inputs):
+    want = spec.oracle(**upcast(inputs))
+    native = list(spec.baselines.values())[-1](**inputs)
+    return Truth(value=want, native_error=native_error(native, want))
+
+
+def fault(kernel, spec, inputs, dtype, expected=None):
     """None when the kernel's output is right, fresh and laid out as the oracle's; else what is wrong."""
     kept = {name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
     output = kernel(**inputs)
-    want = spec.oracle(**upcast(inputs))
-    native = next(iter(reversed(spec.baselines.values())))(**inputs)
+    expected = expected or truth(spec, inputs)
+    want = expected.value
     for name, value in kept.items():
         if not torch.equal(inputs[name].nan_to_num(), value.nan_to_num()):
             return f"writes to {name}"
     if (output.shape, output.dtype, output.stride()) != (want.shape, DTYPES[dtype], want.contiguous().stride()):
         return f"{output.dtype} {tuple(output.shape)} {output.stride()}, not {tuple(want.shape)} {want.stride()}"
-    truth = Truth(value=want, native_error=native_error(native, want))
-    return mismatch(output, truth, dtype, spec.tolerances[dtype])
+    return mismatch(output, expected, dtype, spec.tolerances[dtype])
 
 
-def faults(kernel, spec, cases, dtype):
-    found = {case.name: fault(kernel, spec, spec.make_inputs(case.with_dtype(dtype), 7), dtype) for case in cases}
+def faults(kernel, op, names, dtype):
+    found = {name: fault(kernel, get_spec(op), *_of(op, name, dtype)) for name in names}
     return {name: reason for name, reason in found.items() if reason}
+
+
+def _of(op, name, dtype):
+    inputs, expected = truth_of(op, name, dtype)
+    return inputs, dtype, expected
 
 
 def close(actual, expected, dtype):
@@ -91,7 +130,7 @@ def test_literals_and_signature_follow_the_contract(op):
 @pytest.mark.parametrize("op", OPS)
 def test_starter_is_right_on_every_case(op, dtype):
     spec = get_spec(op)
-    assert faults(starter(op), spec, (*spec.cases, *spec.edges), dtype) == {}
+    assert faults(starter(op), op, [case.name for case in (*spec.cases, *spec.edges)], dtype) == {}
 
 
 @pytest.mark.parametrize("dtype", BOTH)
@@ -112,12 +151,12 @@ def test_every_knob_value_compiles_and_is_right(op):
     turns = [{k: v} for k, values in file.tunables.items() for v in values if v != file.config[k]]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # the compiler runs in processes of its own
         kernels = list(pool.map(lambda turn: starter(op, **turn), turns))
-    cases = (*spec.cases, *spec.edges)
+    names = ["threaded", "stress", *(case.name for case in (*spec.cases[-2:], *spec.edges))]
     wrong = {
         (str(turn), dtype): found
         for turn, kernel in zip(turns, kernels, strict=True)
         for dtype in BOTH
-        if (found := faults(kernel, spec, cases, dtype))
+        if (found := faults(kernel, op, names, dtype))
     }
     assert wrong == {}
 
@@ -130,20 +169,6 @@ ALTERNATIVES = {
     "rotary_embedding": {"ORDER": "heads_inner", "FIXED": 1},
     "reduce": {"UNROLL": 4, "SPLIT": 32768, "DEPTH": 64},
 }
-
-
-def big_case(op):
-    """A case above the size from which the starters use threads."""
-    shapes = {
-        "rmsnorm": {"x": (300, 517), "weight": (517,)},
-        "layernorm": {"x": (300, 517), "weight": (517,), "bias": (517,)},
-        "softmax": {"x": (300, 517)},
-        "cross_entropy": {"logits": (300, 517), "targets": (300,)},
-        "rotary_embedding": {"x": (3, 4, 100, 66), "cos": (100, 33), "sin": (100, 33)},
-        "reduce": {"x": (600000,)},
-    }[op]
-    case = get_spec(op).stress_case
-    return replace(case, tensors={n: replace(case.tensors[n], shape=shape) for n, shape in shapes.items()})
 
 
 @pytest.mark.parametrize("dtype", BOTH)
