@@ -17,7 +17,7 @@ BACKEND = "cpp"
 TUNABLES = {
     "OPT": ["-O2", "-O3"],  # compiler level
     "VEC": [8, 16, 32],  # floats per vector value
-    "UNROLL": [1, 2, 4, 8],  # vectors in flight along a row, each with its own partial result; rows at once in a strip
+    "UNROLL": [1, 2, 4, 8],  # pairs of vectors in flight along a row; rows at once in a strip
     "RUN": [512, 2048, 8192],  # elements of a row added in fp32 before they join the fp64 sum
     "SPLIT": [32768, 262144],  # elements per task in one row
     "STRIP": [32, 128, 512],  # columns per task
@@ -78,6 +78,18 @@ static inline vf load(const bf16* p) {
   vu u = __builtin_convertvector(h, vu) << 16;
   return (vf)u;
 }
+
+// 2 * VEC neighbours as two vectors: in order for fp32, even and odd ones for bf16, as no lane then has to move.
+static inline void load_pair(const float* p, vf& a, vf& b) {
+  a = load(p);
+  b = load(p + VEC);
+}
+static inline void load_pair(const bf16* p, vf& a, vf& b) {
+  vu u;
+  std::memcpy(&u, p, sizeof u);
+  a = (vf)(u << 16);
+  b = (vf)(u & 0xffff0000);
+}
 static inline void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
 
 struct Sum {
@@ -85,29 +97,54 @@ struct Sum {
   static inline float join(float a, float b) { return a + b; }
   static inline double join(double a, double b) { return a + b; }
   static inline vf join(vf a, vf b) { return a + b; }
+  static const bool LOSES_NAN = false;
+  static inline vf join_numbers(vf a, vf b) { return a + b; }
 };
 struct Max {  // NaN wins
   static float start() { return -std::numeric_limits<float>::infinity(); }
   static inline float join(float a, float b) { return b > a || b != b ? b : a; }
   static inline double join(double a, double b) { return b > a || b != b ? b : a; }
   static inline vf join(vf a, vf b) { return (b > a) | (b != b) ? b : a; }
+  static const bool LOSES_NAN = true;  // what a single instruction gives
+  static inline vf join_numbers(vf a, vf b) { return b > a ? b : a; }
 };
 
 template <class Op, class T>
 static float of_run(const T* x, int64_t count) {
-  vf part[UNROLL];
-  for (int k = 0; k < UNROLL; ++k) part[k] = vf{} + Op::start();
+  vf part[2 * UNROLL];
+  vu nan[2 * UNROLL] = {};
+  for (int k = 0; k < 2 * UNROLL; ++k) part[k] = vf{} + Op::start();
   int64_t i = 0;
-  for (; i + VEC * UNROLL <= count; i += VEC * UNROLL)
-    for (int k = 0; k < UNROLL; ++k) part[k] = Op::join(part[k], load(x + i + k * VEC));
-  for (; i + VEC <= count; i += VEC) part[0] = Op::join(part[0], load(x + i));
+  auto add = [&](int64_t at, int k) {
+    vf v[2];
+    load_pair(x + at, v[0], v[1]);
+    for (int j = 0; j < 2; ++j) {
+      part[k + j] = Op::join_numbers(part[k + j], v[j]);
+      if (Op::LOSES_NAN) {  // without its sign a NaN is above 0x7f800000, infinity
+        vu doubled = (vu)v[j] + (vu)v[j];
+        nan[k + j] = doubled > nan[k + j] ? doubled : nan[k + j];
+      }
+    }
+  };
+  for (; i + 2 * VEC * UNROLL <= count; i += 2 * VEC * UNROLL)
+    for (int k = 0; k < UNROLL; ++k) add(i + 2 * VEC * k, 2 * k);
+  for (; i + 2 * VEC <= count; i += 2 * VEC) add(i, 0);
   float rest = Op::start();
   for (; i < count; ++i) rest = Op::join(rest, widen(x[i]));
-  for (int k = 1; k < UNROLL; ++k) part[0] = Op::join(part[0], part[k]);
+  for (int k = 1; k < 2 * UNROLL; ++k) {
+    part[0] = Op::join(part[0], part[k]);
+    nan[0] = nan[k] > nan[0] ? nan[k] : nan[0];
+  }
   float lanes[VEC];
+  uint32_t nans[VEC];
   std::memcpy(lanes, &part[0], sizeof lanes);
+  std::memcpy(nans, &nan[0], sizeof nans);
   for (int width = VEC / 2; width > 0; width /= 2)
-    for (int k = 0; k < width; ++k) lanes[k] = Op::join(lanes[k], lanes[k + width]);
+    for (int k = 0; k < width; ++k) {
+      lanes[k] = Op::join(lanes[k], lanes[k + width]);
+      nans[k] = nans[k] > nans[k + width] ? nans[k] : nans[k + width];
+    }
+  if (nans[0] > 0xff000000) return std::numeric_limits<float>::quiet_NaN();
   return Op::join(lanes[0], rest);
 }
 
