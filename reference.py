@@ -1087,8 +1087,9 @@ def _hidden_targets(rows: int, classes: int, generator: torch.Generator) -> tupl
 
 
 def _fill_logits(meta: TensorMeta, generator: torch.Generator, case: Case) -> Tensor:
-    """Spread by rows, as of a trained model: the target is likelier than most, how much changes from call to call.
+    """Spread by rows, and the target less likely than most, how much changes from call to call.
 
+    So the mean loss is well above log(V), which uniform logits would give, and no constant comes near it in every call.
     Rows to be ignored have one other, far likelier class, so that a loss which counts them is far off.
     """
     rows, classes = meta.shape
@@ -1096,7 +1097,7 @@ def _fill_logits(meta: TensorMeta, generator: torch.Generator, case: Case) -> Te
     if classes < 2:
         return logits
     targets, ignored = _hidden_targets(rows, classes, generator)
-    lift = float(_uniform((), generator, 1, 6)) + _normal((rows,), generator)
+    lift = _normal((rows,), generator) - float(_uniform((), generator, 2, 10))
     logits[torch.arange(rows), targets] += torch.where(ignored, 0, lift)
     spike = torch.randint(1, classes, (rows,), generator=generator)
     logits[torch.arange(rows), (targets + spike) % classes] += torch.where(ignored, 60, 0)
@@ -1156,9 +1157,10 @@ def _logits_masked(inputs: Inputs, generator: torch.Generator) -> Inputs:
 
 
 def _logits_hidden_rows(inputs: Inputs, generator: torch.Generator) -> Inputs:
-    """A few rows are twenty times as spread."""
+    """A few rows are twenty times as spread, their target in the middle: losses above a hundred among ordinary ones."""
     logits = inputs["logits"]
-    return _edit(inputs, logits=torch.where(_some_rows(logits, generator, 0.1), logits * 20, logits))
+    wide = (logits * 20).masked_fill(_target_mask(inputs), 0)
+    return _edit(inputs, logits=torch.where(_some_rows(logits, generator, 0.1), wide, logits))
 
 
 def _all_ignored(inputs: Inputs, generator: torch.Generator) -> Inputs:

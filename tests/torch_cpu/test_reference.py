@@ -359,10 +359,10 @@ def test_mean_loss_cannot_be_guessed():
     """The best constant, the median over other seeds, is mostly wrong even in the coarsest dtype."""
     spec = SPECS["cross_entropy"]
     for case in (case for case in spec.cases if case.scalars.get("reduction", "mean") == "mean"):
-        losses = [spec.oracle(**spec.make_inputs(case, seed)).double() for seed in range(10)]
-        guess = sorted(losses)[5]
+        losses = [spec.oracle(**spec.make_inputs(case, seed)).double() for seed in range(30)]
+        guess = sorted(losses)[15]
         judgements = [judged(spec, guess, truth_with_value(loss), "bf16") for loss in losses]
-        assert sum(judgement is None for judgement in judgements) <= 4, case.name
+        assert sum(judgement is None for judgement in judgements) <= 12, case.name
 
 
 def truth_with_value(value):
