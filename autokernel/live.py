@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -21,10 +22,10 @@ __all__ = ["JsonView", "PlainView", "RichView", "View"]
 
 
 class PlainView:
-    """One line per event, each with the time since the start."""
+    """One line per event, each with the time since the start; on stderr if no stream is given."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream, self._start = stream, time.monotonic()
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream, self._start = stream or sys.stderr, time.monotonic()
 
     def note(self, message: str) -> None:
         """A line for the user."""

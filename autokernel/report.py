@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from autokernel import __version__
 from autokernel.history import KernelHistory
-from autokernel.records import Decision, Verdict
+from autokernel.records import Decision, Interval, Verdict
 from autokernel.settings import Settings
 from autokernel.view import RunSummary
 
@@ -266,6 +266,45 @@ def _commands(report: Report) -> list[str]:
 
 
 def _model_lines(integration: Mapping[str, Any] | None) -> list[str]:
+    """The headline, then every other field of the measurement under its own name; unknown ones are left out."""
     if integration is None:
         return ["not measured"]
-    return [f"{name}: {value}" for name, value in integration.items()]
+    rest = {name: value for name, value in integration.items() if name != "speedup"}
+    lines = [line for name, value in rest.items() for line in _field_lines(name.replace("_", " "), value)]
+    speedup = integration.get("speedup")
+    if speedup is None:
+        return ["no speedup was measured", *lines]
+    found = Interval(**speedup)
+    return [f"{found}, eager / with the kernels: {_judgement(found)}", *lines]
+
+
+def _judgement(speedup: Interval) -> str:
+    if speedup.low > 1:
+        return "faster"
+    return "SLOWER" if speedup.high < 1 else "no sure difference"
+
+
+def _field_lines(name: str, value: Any) -> list[str]:
+    if value is None or value in ([], {}, ""):
+        return []
+    if isinstance(value, Mapping) and value.keys() != _INTERVAL:
+        return [f"{name}: {_inline(value)}"]
+    if isinstance(value, list) and isinstance(value[0], Mapping):
+        return [f"{name}:", *(f"  {_inline(item)}" for item in value)]
+    return [f"{name}: {_inline(value)}"]
+
+
+def _inline(value: Any) -> str:
+    """A JSON value in a few words."""
+    if isinstance(value, Mapping):
+        if value.keys() == _INTERVAL:
+            return str(Interval(**value))
+        return ", ".join(f"{key} {_inline(item)}" for key, item in value.items() if item is not None)
+    if isinstance(value, list):
+        return ", ".join(map(_inline, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+_INTERVAL = {"low", "estimate", "high"}

@@ -119,6 +119,33 @@ def test_an_unmeasured_model_is_said_to_be_unmeasured(found):
     assert report.to_json(found)["integration"] is None
 
 
+@pytest.mark.parametrize(
+    ("bounds", "said"),
+    [((1.2, 1.25, 1.3), "faster"), ((0.7, 0.8, 0.9), "SLOWER"), ((0.99, 1.0, 1.01), "no sure difference")],
+)
+def test_the_whole_model_comes_first_win_or_loss(bounds, said):
+    interval = dict(zip(("low", "estimate", "high"), bounds, strict=True))
+    measured = {
+        "speedup": interval,
+        "speedup_vs_compile": interval,
+        "outputs_agree": True,
+        "left_out": [{"op": "softmax", "reason": "slower in place"}],
+        "calls": {"rmsnorm": 9},
+        "unknown": None,
+    }
+    text = report.render_text(report.from_summary(summary(measured), SETTINGS))
+    block = text.split("Whole model\n")[1].split("\n\n")[0].splitlines()
+    shown = "{1:.3f}x [{0:.3f}, {2:.3f}]".format(*bounds)
+    assert block == [
+        f"  {shown}, eager / with the kernels: {said}",
+        f"  speedup vs compile: {shown}",
+        "  outputs agree: yes",
+        "  left out:",
+        "    op softmax, reason slower in place",
+        "  calls: rmsnorm 9",
+    ]
+
+
 def test_a_run_without_any_op_has_a_report():
     from dataclasses import replace
 
