@@ -75,10 +75,14 @@ def inference_backend(
     A graph that needs gradients is run as Dynamo captured it, and `on_training` is told.
     """
     from torch._dynamo.backends.common import aot_autograd
+    from torch._guards import tracing
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     def compile_aten(gm: GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
         _drop_aliases(gm)
-        return _boxed(compile_graph(gm))
+        # AOT Autograd has every tensor faked here, but a proof by numbers needs real ones.
+        with unset_fake_temporarily(), tracing(None), torch.inference_mode(False):
+            return _boxed(compile_graph(gm))
 
     def backend(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if torch.is_grad_enabled() and _needs_grad(gm, inputs):

@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -73,10 +73,12 @@ class Replacer:
         self.inference_graphs += 1
         left: Counter[str] = Counter()
         adapted: dict[tuple[int, Node], Node] = {}
+        moved: dict[Node, Node] = {}
         for match in self.matcher.find(gm):
             replacement = self.replacements[match.op]
             if replacement.verified(match.case):
-                _insert(gm.graph, match, replacement, adapted)
+                inputs = {name: moved.get(node, node) for name, node in match.inputs.items()}
+                moved[match.output] = _insert(gm.graph, replace(match, inputs=inputs), replacement, adapted)
             else:
                 left[match.op] += 1
         gm.graph.lint()
@@ -163,8 +165,8 @@ class _Checked:
         return self._adapter.back(value) if self._adapter.back else value
 
 
-def _insert(graph: Graph, match: Match, replacement: Replacement, adapted: dict[tuple[int, Node], Node]) -> None:
-    """Replace the matched nodes by one call; adapted arguments that several matches share are computed once."""
+def _insert(graph: Graph, match: Match, replacement: Replacement, adapted: dict[tuple[int, Node], Node]) -> Node:
+    """Replace the matched nodes by one call, and return it; arguments that several matches adapt are computed once."""
     output = match.output
     own = [name for name in get_spec(match.op).signature.parameters if name in match.case.tensors]
     checked = [name for name in match.spelling.adapters if name not in own]
@@ -176,6 +178,7 @@ def _insert(graph: Graph, match: Match, replacement: Replacement, adapted: dict[
     for node in reversed(match.nodes):
         if not node.users:
             graph.erase_node(node)
+    return site
 
 
 def _adapted(graph: Graph, name: str, match: Match, adapted: dict[tuple[int, Node], Node]) -> Node:
