@@ -1,0 +1,205 @@
+"""Which kernels make the whole model faster, and by how much: measured in the model, against eager, interleaved.
+
+Kernels are tried one after the other on top of those already chosen. What is never called, changes the output or does
+not surely help is left out with its reason. This runs in a child process (`model_worker`), as it loads candidates.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from autokernel.model import LoadedModel
+from autokernel.outputs import Expected, disagreement, expect, output_leaves
+from autokernel.profiler import model_device
+from autokernel.records import Interval
+from autokernel.replace import Replacement, Replacer
+from autokernel.stats import MIN_BLOCKS, ratio_interval
+
+Run = Callable[..., Any]
+
+BLOCK_S = 0.1  # about how long a block runs each variant
+MOST_BLOCKS = 60
+CHOICE_BLOCKS = 20
+WARM_CALLS = 3
+CHOICE_SHARE = 0.5  # of the time left, for choosing; the rest is for the final measurement
+TRIES = "no sure gain in the whole model: {}"
+
+
+@dataclass(kw_only=True)
+class Integration:
+    """The measurement as it goes into the journal; see `to_json`."""
+
+    used: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+    fallbacks: dict[str, int] = field(default_factory=dict)
+    speedup: Interval | None = None
+    eager_us: float | None = None
+    optimized_us: float | None = None
+    graph_overhead: Interval | None = None
+    blocks: int = 0
+    outputs: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object. `speedup` is eager / optimized latency; `graph_overhead` the captured graph without a kernel
+        / eager; `calls` and `fallbacks` are of one forward."""
+        return asdict(self)
+
+
+def integrate(loaded: LoadedModel, replacements: Sequence[Replacement], *, budget_s: float) -> Integration:
+    """Choose among the kernels, in the given order, and measure the model with the chosen ones.
+
+    At least `MIN_BLOCKS` blocks are timed for each decision, however small the budget.
+    """
+    deadline = time.perf_counter() + budget_s
+    result = Integration()
+    expected = expect(loaded)
+    trial = _Trial(loaded, replacements)
+    usable = [item for item in replacements if not _unusable(trial, item, expected, result)]
+    chosen = _choose(trial, usable, deadline, result)
+    while chosen and (reason := disagreement(trial.outputs(chosen), expected)):
+        result.left_out[chosen.pop().op] = f"with the others it changes the output: {reason}"
+    result.used = [item.op for item in chosen]
+    result.outputs = (
+        f"{len(expected.eager)} tensors agree with {expected.truth_dtype}, within {expected.dtype} tolerance"
+    )
+    if not chosen:
+        result.outputs = ""
+        result.notes.append("no kernel makes the whole model faster; it is left as it was")
+        return result
+    if len(chosen) < len(replacements):
+        trial = _Trial(loaded, chosen)  # as `apply` will do it, without the places of the others
+        if reason := disagreement(trial.outputs(chosen), expected):
+            raise RuntimeError(f"the chosen kernels alone change the output: {reason}")
+    result.calls, result.fallbacks = trial.counts(chosen)
+    _measure(trial, chosen, deadline, result)
+    return result
+
+
+class _Trial:
+    """The model with a place for each kernel, any subset of which can be switched on."""
+
+    def __init__(self, loaded: LoadedModel, replacements: Sequence[Replacement]) -> None:
+        self.loaded = loaded
+        self.replacements = replacements
+        self.device = model_device(loaded)
+        replacer = Replacer(replacements={item.op: item for item in replacements})
+        self.compiled: Run = torch.compile(loaded.model, backend=replacer.backend, dynamic=False)
+        self.switch(())
+        output_leaves(self.compiled, loaded)  # compiles
+
+    def switch(self, on: Sequence[Replacement]) -> None:
+        for item in self.replacements:
+            item.enabled = item in on
+
+    def outputs(self, on: Sequence[Replacement]) -> tuple[torch.Tensor, ...]:
+        self.switch(on)
+        return output_leaves(self.compiled, self.loaded)
+
+    def counts(self, on: Sequence[Replacement]) -> tuple[dict[str, int], dict[str, int]]:
+        """Calls and fallbacks by op in one forward."""
+        for item in on:
+            item.calls = item.fallbacks = 0
+        self.outputs(on)
+        return {item.op: item.calls for item in on}, {item.op: item.fallbacks for item in on}
+
+    def variant(self, on: Sequence[Replacement]) -> Run:
+        """The compiled model with these kernels on."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self.switch(on)
+            return self.compiled(*args, **kwargs)
+
+        return run
+
+
+def _unusable(trial: _Trial, item: Replacement, expected: Expected, result: Integration) -> bool:
+    calls, fallbacks = trial.counts([item])
+    if calls[item.op] == 0:
+        met = f"; {fallbacks[item.op]} calls with other shapes ran the original" if fallbacks[item.op] else ""
+        result.left_out[item.op] = f"never called in the model{met}"
+    elif reason := disagreement(trial.outputs([item]), expected):
+        result.left_out[item.op] = f"changes the output: {reason}"
+    return item.op in result.left_out
+
+
+def _choose(trial: _Trial, usable: Sequence[Replacement], deadline: float, result: Integration) -> list[Replacement]:
+    chosen: list[Replacement] = []
+    end = time.perf_counter() + CHOICE_SHARE * max(0.0, deadline - time.perf_counter())
+    for i, item in enumerate(usable):
+        share_s = max(0.0, end - time.perf_counter()) / (len(usable) - i)
+        runs = {"without": trial.variant(tuple(chosen)), "with": trial.variant((*chosen, item))}
+        times = interleave(runs, trial.loaded, trial.device, share_s, CHOICE_BLOCKS)
+        gain = ratio_interval(times["without"], times["with"])
+        if gain.low > 1:
+            chosen.append(item)
+        else:
+            result.left_out[item.op] = TRIES.format(gain)
+    return chosen
+
+
+def _measure(trial: _Trial, chosen: Sequence[Replacement], deadline: float, result: Integration) -> None:
+    runs: dict[str, Run] = {
+        "eager": trial.loaded.model,
+        "graph": trial.variant(()),
+        "kernels": trial.variant(tuple(chosen)),
+    }
+    times = interleave(runs, trial.loaded, trial.device, deadline - time.perf_counter(), MOST_BLOCKS)
+    result.speedup = ratio_interval(times["eager"], times["kernels"])
+    result.graph_overhead = ratio_interval(times["graph"], times["eager"])
+    result.eager_us = statistics.median(times["eager"])
+    result.optimized_us = statistics.median(times["kernels"])
+    result.blocks = len(times["eager"])
+
+
+def interleave(
+    runs: Mapping[str, Run], loaded: LoadedModel, device: torch.device, seconds: float, most_blocks: int
+) -> dict[str, list[float]]:
+    """Median latency in us of each block, by variant; all variants take turns within a block, each first in turn."""
+    with torch.no_grad():
+        for run in runs.values():
+            warm = [_seconds(run, loaded, device) for _ in range(WARM_CALLS)]
+        repeats = max(1, round(BLOCK_S / max(min(warm), 1e-6)))
+        names = list(runs)
+        times: dict[str, list[float]] = {name: [] for name in names}
+        end = time.perf_counter() + seconds
+        for block in range(most_blocks):
+            if block >= MIN_BLOCKS and time.perf_counter() > end:
+                break
+            samples: dict[str, list[float]] = {name: [] for name in names}
+            for turn in range(repeats):
+                shift = (block + turn) % len(names)
+                for name in names[shift:] + names[:shift]:
+                    samples[name].append(_seconds(runs[name], loaded, device))
+            for name in names:
+                times[name].append(statistics.median(samples[name]) * 1e6)
+    return times
+
+
+def _seconds(run: Run, loaded: LoadedModel, device: torch.device) -> float:
+    _synchronize(device)
+    start = time.perf_counter()
+    run(*loaded.args, **loaded.kwargs)
+    _synchronize(device)
+    return time.perf_counter() - start
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def compile_speedup(loaded: LoadedModel, *, budget_s: float) -> Interval:
+    """Eager / torch.compile latency of the model, interleaved; the time to compile cannot be bounded here."""
+    compiled = torch.compile(loaded.model, dynamic=False)
+    times = interleave(
+        {"eager": loaded.model, "compile": compiled}, loaded, model_device(loaded), budget_s, CHOICE_BLOCKS
+    )
+    return ratio_interval(times["eager"], times["compile"])

@@ -1,0 +1,229 @@
+"""Work on the user's whole model in a child process: her code may crash it, and the parent never runs a candidate.
+
+    python -m autokernel.model_worker request.json response.json
+
+A request names what to do: "profile" (profile, plan and ceilings), "integrate" (which kernels help, by how much) or
+"compile" (torch.compile's speedup over eager). `call_worker` is the parent's side; it imports no torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autokernel import errors
+from autokernel.errors import AutokernelError, WorkerError
+
+STDERR_LINES = 3  # of a dead child that are shown
+COMPILE_SHARE = 0.4  # of an integration's budget, for torch.compile as a second baseline
+COMPILE_LEAST_S = 20.0  # less is not worth a start
+_PDEATHSIG = 1
+
+# The folder of this package goes last on the path: the child's working directory must shadow nothing (-P), and a
+# checkout need not be installed.
+_BOOT = "import sys; sys.path.append(sys.argv.pop(1)); from autokernel.model_worker import main; main()"
+
+
+def call_worker(request: Mapping[str, Any], *, deadline_s: float, workdir: Path) -> dict[str, Any]:
+    """The child's answer to `request`. Its process group is dead when this returns, however it returns.
+
+    Args:
+        workdir: where scratch files go; the child runs in this process's own working directory.
+
+    Raises: the AutokernelError that the child raised; WorkerError when it died or passed the deadline.
+    """
+    with tempfile.TemporaryDirectory(prefix="model-worker-", dir=_scratch(workdir)) as folder:
+        asked, answered, log = (Path(folder) / name for name in ("request.json", "response.json", "stderr.txt"))
+        asked.write_text(json.dumps(dict(request)))
+        root = str(Path(__file__).resolve().parent.parent)
+        command = [sys.executable, "-P", "-c", _BOOT, root, str(asked), str(answered)]
+        code = _run(command, log, deadline_s, what=str(request.get("request")))
+        if not answered.is_file():
+            raise WorkerError(f"the model's process died ({_death(code)}): {_last_lines(log)}", hint=_DIED)
+        response: dict[str, Any] = json.loads(answered.read_text())
+    if "error" in response:
+        raise _as_error(response["error"])
+    return response
+
+
+_DIED = "run the model on its own to see whether it crashes; native code of a kernel may be at fault, too"
+
+
+def _run(command: list[str], log: Path, deadline_s: float, what: str) -> int:
+    with log.open("wb") as stderr:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr, start_new_session=True
+        )
+    try:
+        return child.wait(deadline_s)
+    except subprocess.TimeoutExpired:
+        raise WorkerError(f"{what} of the model did not end within {deadline_s:.0f} s", hint="allow it more time")
+    finally:
+        _kill_group(child)
+
+
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        child.kill()
+    child.wait()
+
+
+def _scratch(workdir: Path) -> Path | None:
+    folder = workdir / ".autokernel"
+    return folder if folder.is_dir() and os.access(folder, os.W_OK) else None
+
+
+def _death(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _last_lines(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return " | ".join(lines[-STDERR_LINES:]) or "it said nothing"
+
+
+def _as_error(raw: Mapping[str, str]) -> AutokernelError:
+    kind = getattr(errors, raw["type"], WorkerError)
+    return kind(raw["message"], hint=raw["hint"])
+
+
+# --- the child -------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Answer the request in the file argv[1] with the file argv[2]; a fault is an answer too."""
+    asked, answered = Path(sys.argv[1]), Path(sys.argv[2])
+    _die_with_parent()
+    warnings = _Warnings()
+    logging.getLogger("autokernel").addHandler(warnings)
+    try:
+        request = json.loads(asked.read_text())
+        response = _ANSWERS[request["request"]](request)
+        response["notes"] = list(dict.fromkeys([*response.get("notes", []), *warnings.messages]))
+    except AutokernelError as error:
+        response = {"error": {"type": type(error).__name__, "message": str(error), "hint": error.hint}}
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        response = {"error": {"type": "WorkerError", "message": f"{type(error).__name__}: {first}", "hint": _DIED}}
+    unfinished = answered.with_suffix(".part")
+    unfinished.write_text(json.dumps(response))
+    unfinished.replace(answered)
+
+
+class _Warnings(logging.Handler):
+    """Collects what may change a number, to be told with the answer."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def _die_with_parent() -> None:
+    """A killed run leaves no child behind; where there is no prctl, the child ends at its own budget."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+
+
+def _load(request: Mapping[str, Any]) -> Any:
+    from autokernel.model import load_model
+
+    return load_model(
+        request["model"],
+        device=request.get("device") or "cpu",
+        dtype=request.get("dtype"),
+        seed=request.get("seed", 0),
+    )
+
+
+def _profile(request: Mapping[str, Any]) -> dict[str, Any]:
+    from autokernel.ceilings import measure_ceilings
+    from autokernel.plan import make_plan
+    from autokernel.profiler import profile_model
+
+    loaded = _load(request)
+    profile = profile_model(loaded)
+    ceilings = measure_ceilings(profile.device)
+    plan = make_plan(loaded, profile=profile, ceilings=ceilings, ops=request.get("ops"))
+    return {
+        "profile": profile.to_json(),
+        "plan": plan.to_json(),
+        "ceilings": ceilings.to_json(),
+        "notes": [*loaded.notes, *plan.notes],
+    }
+
+
+def _integrate(request: Mapping[str, Any]) -> dict[str, Any]:
+    from autokernel.applied import load_kernel
+    from autokernel.integrate import integrate
+    from autokernel.records import Case
+
+    started = time.perf_counter()
+    loaded = _load(request)
+    kernels = [
+        load_kernel(
+            Path(kernel["path"]),
+            op=kernel["op"],
+            cases=[Case.from_json(raw) for raw in kernel["cases"]],
+            builds=Path(kernel["path"]).parent / "builds",
+        )
+        for kernel in request["kernels"]
+    ]
+    budget_s = float(request["budget_s"])
+    compile_s = COMPILE_SHARE * budget_s if request.get("compile_baseline") else 0.0
+    result = integrate(loaded, kernels, budget_s=budget_s - compile_s - (time.perf_counter() - started))
+    for kernel in request["kernels"]:
+        _mark(Path(kernel["path"]).parent / "meta.json", kernel["op"] in result.used)
+    response = result.to_json()
+    left_s = budget_s - (time.perf_counter() - started)
+    if compile_s and left_s >= COMPILE_LEAST_S:
+        response.update(_compile_baseline(request, left_s))
+    return response
+
+
+def _mark(meta: Path, used: bool) -> None:
+    """Tell `autokernel.apply` whether the kernel helps the whole model."""
+    if meta.is_file():
+        meta.write_text(json.dumps({**json.loads(meta.read_text()), "used": used}, indent=1))
+
+
+def _compile_baseline(request: Mapping[str, Any], left_s: float) -> dict[str, Any]:
+    """torch.compile's speedup, from a child of its own: a compilation cannot be stopped otherwise."""
+    try:
+        asked = {**request, "request": "compile", "budget_s": left_s / 4}
+        return {"compile_speedup": call_worker(asked, deadline_s=left_s, workdir=Path.cwd())["speedup"]}
+    except AutokernelError as error:
+        return {"compile_speedup": None, "compile_note": f"torch.compile was not measured: {error}"}
+
+
+def _compile(request: Mapping[str, Any]) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from autokernel.integrate import compile_speedup
+
+    return {"speedup": asdict(compile_speedup(_load(request), budget_s=float(request["budget_s"])))}
+
+
+_ANSWERS = {"profile": _profile, "integrate": _integrate, "compile": _compile}
+
+if __name__ == "__main__":
+    main()
