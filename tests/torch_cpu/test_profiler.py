@@ -7,7 +7,7 @@ import torch
 from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from autokernel.ceilings import measure_ceilings
+from autokernel.ceilings import better_of, measure_ceilings
 from autokernel.errors import ConfigError, MeasurementError
 from autokernel.model import LoadedModel
 from autokernel.owntime import OUTSIDE_OPS, Cycle, device_times, self_device_us
@@ -80,9 +80,9 @@ def test_a_profile_survives_json(profile):
 
 
 def test_time_outside_ops_is_unattributed():
-    profile = profile_model(loaded(Products(), torch.ones(64, 64), pause_s=0.01), seconds=0.2)
-    assert profile.wall_us > 10_000
-    assert 10_000 <= profile.unattributed_us < profile.wall_us
+    profile = profile_model(loaded(Products(), torch.ones(64, 64), pause_s=0.05), seconds=0.2)
+    assert profile.wall_us > 50_000
+    assert 25_000 <= profile.unattributed_us < profile.wall_us  # half, as a busy machine slows the ops
 
 
 def test_calls_that_change_from_forward_to_forward_are_noted(caplog):
@@ -193,3 +193,14 @@ def test_ceilings_of_this_cpu_are_measured():
     assert ceilings.bandwidth_gbps(1 << 20) >= ceilings.bandwidth_gbps(1 << 40)
     assert 0 < ceilings.launch_us < 1_000
     assert Ceilings.from_json(json.loads(json.dumps(ceilings.to_json()))) == ceilings
+
+
+def test_the_better_of_two_measurements_has_the_higher_rates_and_the_lower_cost():
+    slow = Ceilings(device="d", copy_gbps=1, copy_bytes=9, cached=((1, 5.0), (2, 1.0)), gemm_tflops={"fp32": 2.0})
+    fast = Ceilings(
+        device="d", copy_gbps=2, copy_bytes=9, cached=((1, 4.0), (2, 3.0)), gemm_tflops={"fp32": 1.0}, launch_us=7.0
+    )
+    best = better_of(slow, fast)
+    assert best == better_of(fast, slow)
+    assert (best.copy_gbps, best.cached, best.gemm_tflops) == (2, ((1, 5.0), (2, 3.0)), {"fp32": 2.0})
+    assert best.launch_us == 7.0
