@@ -266,45 +266,34 @@ def _commands(report: Report) -> list[str]:
 
 
 def _model_lines(integration: Mapping[str, Any] | None) -> list[str]:
-    """The headline, then every other field of the measurement under its own name; unknown ones are left out."""
+    """The headline, then which kernels are in the model and which are not; fields as in `integrate.Integration`."""
     if integration is None:
         return ["not measured"]
-    rest = {name: value for name, value in integration.items() if name != "speedup"}
-    lines = [line for name, value in rest.items() for line in _field_lines(name.replace("_", " "), value)]
-    speedup = integration.get("speedup")
-    if speedup is None:
-        return ["no speedup was measured", *lines]
-    found = Interval(**speedup)
-    return [f"{found}, eager / with the kernels: {_judgement(found)}", *lines]
+    return [
+        *_headlines(integration),
+        *(_use(op, integration) for op in integration["used"]),
+        *(f"{op}: left out, {reason}" for op, reason in integration["left_out"].items()),
+        *([f"outputs: {integration['outputs']}"] if integration["outputs"] else []),
+        *integration["notes"],
+    ]
 
 
-def _judgement(speedup: Interval) -> str:
-    if speedup.low > 1:
-        return "faster"
-    return "SLOWER" if speedup.high < 1 else "no sure difference"
+def _headlines(integration: Mapping[str, Any]) -> list[str]:
+    lines = ["no speedup: the model runs as it was"]
+    if integration["speedup"] is not None:
+        speedup = Interval(**integration["speedup"])
+        before, after = integration["eager_us"] / 1e3, integration["optimized_us"] / 1e3
+        verdict = "faster" if speedup.low > 1 else "SLOWER" if speedup.high < 1 else "no sure difference"
+        lines = [f"{speedup} against eager, {verdict}: {before:.2f} -> {after:.2f} ms per forward"]
+    if integration.get("compile_speedup") is not None:
+        compiled = Interval(**integration["compile_speedup"])
+        lines.append(f"torch.compile, measured on its own: {compiled} against eager")
+    if integration.get("compile_note"):
+        lines.append(integration["compile_note"])
+    return lines
 
 
-def _field_lines(name: str, value: Any) -> list[str]:
-    if value is None or value in ([], {}, ""):
-        return []
-    if isinstance(value, Mapping) and value.keys() != _INTERVAL:
-        return [f"{name}: {_inline(value)}"]
-    if isinstance(value, list) and isinstance(value[0], Mapping):
-        return [f"{name}:", *(f"  {_inline(item)}" for item in value)]
-    return [f"{name}: {_inline(value)}"]
-
-
-def _inline(value: Any) -> str:
-    """A JSON value in a few words."""
-    if isinstance(value, Mapping):
-        if value.keys() == _INTERVAL:
-            return str(Interval(**value))
-        return ", ".join(f"{key} {_inline(item)}" for key, item in value.items() if item is not None)
-    if isinstance(value, list):
-        return ", ".join(map(_inline, value))
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-_INTERVAL = {"low", "estimate", "high"}
+def _use(op: str, integration: Mapping[str, Any]) -> str:
+    calls, fallbacks = integration["calls"].get(op, 0), integration["fallbacks"].get(op, 0)
+    original = f", {fallbacks} more run the original" if fallbacks else ""
+    return f"{op}: used, {calls} calls per forward{original}"

@@ -119,31 +119,68 @@ def test_an_unmeasured_model_is_said_to_be_unmeasured(found):
     assert report.to_json(found)["integration"] is None
 
 
-@pytest.mark.parametrize(
-    ("bounds", "said"),
-    [((1.2, 1.25, 1.3), "faster"), ((0.7, 0.8, 0.9), "SLOWER"), ((0.99, 1.0, 1.01), "no sure difference")],
-)
-def test_the_whole_model_comes_first_win_or_loss(bounds, said):
-    interval = dict(zip(("low", "estimate", "high"), bounds, strict=True))
-    measured = {
-        "speedup": interval,
-        "speedup_vs_compile": interval,
-        "outputs_agree": True,
-        "left_out": [{"op": "softmax", "reason": "slower in place"}],
+def measured(**changes):
+    """A whole-model measurement as the journal holds it."""
+    fields = {
+        "used": ["rmsnorm"],
+        "left_out": {"softmax": "no sure gain in the whole model: 0.990x [0.970, 1.010]"},
         "calls": {"rmsnorm": 9},
-        "unknown": None,
+        "fallbacks": {"rmsnorm": 0},
+        "speedup": {"low": 1.2, "estimate": 1.25, "high": 1.3},
+        "eager_us": 100_000.0,
+        "optimized_us": 80_000.0,
+        "graph_overhead": {"low": 1.0, "estimate": 1.0, "high": 1.0},
+        "blocks": 60,
+        "outputs": "1 tensors agree with fp64, within fp32 tolerance",
+        "notes": [],
     }
-    text = report.render_text(report.from_summary(summary(measured), SETTINGS))
-    block = text.split("Whole model\n")[1].split("\n\n")[0].splitlines()
-    shown = "{1:.3f}x [{0:.3f}, {2:.3f}]".format(*bounds)
-    assert block == [
-        f"  {shown}, eager / with the kernels: {said}",
-        f"  speedup vs compile: {shown}",
-        "  outputs agree: yes",
-        "  left out:",
-        "    op softmax, reason slower in place",
-        "  calls: rmsnorm 9",
+    return {**fields, **changes}
+
+
+def model_block(integration):
+    """The lines under the heading of the whole model."""
+    text = report.render_text(report.from_summary(summary(integration), SETTINGS))
+    return [line.strip() for line in text.split("Whole model\n")[1].split("\n\n")[0].splitlines()]
+
+
+def test_the_whole_model_names_kernels_used_and_left_out():
+    assert model_block(measured()) == [
+        "1.250x [1.200, 1.300] against eager, faster: 100.00 -> 80.00 ms per forward",
+        "rmsnorm: used, 9 calls per forward",
+        "softmax: left out, no sure gain in the whole model: 0.990x [0.970, 1.010]",
+        "outputs: 1 tensors agree with fp64, within fp32 tolerance",
     ]
+
+
+@pytest.mark.parametrize(("bounds", "said"), [((0.7, 0.8, 0.9), "SLOWER"), ((0.99, 1.0, 1.01), "no sure difference")])
+def test_a_loss_of_the_whole_model_is_in_the_headline(bounds, said):
+    interval = dict(zip(("low", "estimate", "high"), bounds, strict=True))
+    assert f"against eager, {said}:" in model_block(measured(speedup=interval))[0]
+
+
+def test_torch_compile_and_fallbacks_are_told():
+    compiled = {"low": 1.4, "estimate": 1.5, "high": 1.6}
+    lines = model_block(measured(compile_speedup=compiled, fallbacks={"rmsnorm": 2}))
+    assert "torch.compile, measured on its own: 1.500x [1.400, 1.600] against eager" in lines
+    assert "rmsnorm: used, 9 calls per forward, 2 more run the original" in lines
+    failed = model_block(measured(compile_speedup=None, compile_note="torch.compile was not measured: too slow"))
+    assert "torch.compile was not measured: too slow" in failed
+
+
+def test_a_model_that_no_kernel_helps_has_no_speedup():
+    nothing = measured(
+        used=[],
+        calls={},
+        fallbacks={},
+        speedup=None,
+        eager_us=None,
+        optimized_us=None,
+        outputs="",
+        notes=["left as was"],
+    )
+    lines = model_block(nothing)
+    assert lines[0] == "no speedup: the model runs as it was"
+    assert lines[-1] == "left as was"
 
 
 def test_a_run_without_any_op_has_a_report():
