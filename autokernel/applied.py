@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from autokernel.capture import compile_call
 from autokernel.errors import ConfigError
 from autokernel.kernelfile import parse_kernel
 from autokernel.loading import load_file
@@ -33,8 +34,8 @@ class Applied:
         self._model = model
         self._replacer = Replacer(replacements={item.op: item for item in replacements})
         self._before = model._compiled_call_impl
-        # nn.Module's own method, as a subclass may have another `compile`.
-        nn.Module.compile(model, backend=self._replacer.backend, dynamic=False)
+        # Where nn.Module.compile puts its result: not part of the state_dict, and neither copied nor pickled.
+        model._compiled_call_impl = compile_call(model, self._replacer.backend)
 
     @property
     def calls(self) -> Mapping[str, int]:

@@ -8,13 +8,15 @@ does in a model. What the graphs compute is not known here.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from autokernel.errors import ConfigError
@@ -24,6 +26,9 @@ MAX_REASON = 300  # characters of Dynamo's explanation that are shown
 
 GraphCompiler = Callable[[GraphModule], Callable[..., Any]]
 """An ATen graph of one static set of shapes -> what to run in its place, with the graph's inputs as arguments."""
+
+Backend = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
+"""What torch.compile calls with each graph that Dynamo captured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +59,7 @@ def capture(loaded: LoadedModel) -> list[CapturedGraph]:
     breaks = _break_reasons()
     try:
         with torch.no_grad(), _fresh_limits():
-            compiled = torch.compile(loaded.model, backend=inference_backend(record), dynamic=False)
+            compiled = compile_call(loaded.model, inference_backend(record))
             compiled(*loaded.args, **loaded.kwargs)
     except Exception as error:
         raise ConfigError(f"{loaded.name} cannot be captured: {_short(error)}", hint=_HINT) from None
@@ -67,9 +72,7 @@ def capture(loaded: LoadedModel) -> list[CapturedGraph]:
 _HINT = "torch.compile(model) must work on it; TORCH_LOGS=graph_breaks shows where it does not"
 
 
-def inference_backend(
-    compile_graph: GraphCompiler, *, on_training: Callable[[], None] = lambda: None
-) -> Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]:
+def inference_backend(compile_graph: GraphCompiler, *, on_training: Callable[[], None] = lambda: None) -> Backend:
     """A torch.compile backend that hands each inference graph, as functional ATen, to `compile_graph`.
 
     A graph that needs gradients is run as Dynamo captured it, and `on_training` is told.
@@ -93,6 +96,25 @@ def inference_backend(
         return compiled
 
     return backend
+
+
+def compile_call(model: nn.Module, backend: Backend) -> Callable[..., Any]:
+    """`model`'s call (hooks and all) through torch.compile with `backend`, one graph for each set of shapes.
+
+    Dynamo keeps compiled code, counts recompilations and gives up by code object. This one has a code object of its
+    own, so that other instances of the class, and other uses of torch.compile, neither see it nor use it up.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    code = call.__code__.replace(co_name=f"autokernel_call_{next(_serial)}")
+    own = types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
+    compiled: Callable[..., Any] = torch.compile(own, backend=backend, dynamic=False)
+    return compiled
+
+
+_serial = itertools.count()
 
 
 def trace(fn: Callable[..., Tensor], inputs: Mapping[str, Tensor]) -> GraphModule:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from autokernel.capture import compile_call
 from autokernel.model import LoadedModel
 from autokernel.outputs import Expected, disagreement, expect, output_leaves
 from autokernel.profiler import model_device
@@ -25,7 +26,8 @@ Run = Callable[..., Any]
 
 BLOCK_S = 0.1  # about how long a block runs each variant
 MOST_BLOCKS = 60
-CHOICE_BLOCKS = 20
+CHOICE_LOOKS = (6, 6, 12, 24)  # blocks before each look at whether a kernel surely helps or surely does not
+COMPILE_BLOCKS = 20
 WARM_CALLS = 3
 CHOICE_SHARE = 0.5  # of the time left, for choosing; the rest is for the final measurement
 TRIES = "no sure gain in the whole model: {}"
@@ -91,7 +93,7 @@ class _Trial:
         self.replacements = replacements
         self.device = model_device(loaded)
         replacer = Replacer(replacements={item.op: item for item in replacements})
-        self.compiled: Run = torch.compile(loaded.model, backend=replacer.backend, dynamic=False)
+        self.compiled: Run = compile_call(loaded.model, replacer.backend)
         self.switch(())
         output_leaves(self.compiled, loaded)  # compiles
 
@@ -136,13 +138,28 @@ def _choose(trial: _Trial, usable: Sequence[Replacement], deadline: float, resul
     for i, item in enumerate(usable):
         share_s = max(0.0, end - time.perf_counter()) / (len(usable) - i)
         runs = {"without": trial.variant(tuple(chosen)), "with": trial.variant((*chosen, item))}
-        times = interleave(runs, trial.loaded, trial.device, share_s, CHOICE_BLOCKS)
-        gain = ratio_interval(times["without"], times["with"])
+        gain = _gain(trial, runs, share_s)
         if gain.low > 1:
             chosen.append(item)
         else:
             result.left_out[item.op] = TRIES.format(gain)
     return chosen
+
+
+def _gain(trial: _Trial, runs: Mapping[str, Run], seconds: float) -> Interval:
+    """Latency without / with the kernel. A clear answer ends it early; a wrong one costs little, as the chosen set is
+    measured afresh."""
+    end = time.perf_counter() + seconds
+    without: list[float] = []
+    with_it: list[float] = []
+    for blocks in CHOICE_LOOKS:
+        times = interleave(runs, trial.loaded, trial.device, end - time.perf_counter(), blocks)
+        without += times["without"]
+        with_it += times["with"]
+        gain = ratio_interval(without, with_it)
+        if gain.low > 1 or gain.high < 1 or time.perf_counter() > end:
+            break
+    return gain
 
 
 def _measure(trial: _Trial, chosen: Sequence[Replacement], deadline: float, result: Integration) -> None:
@@ -200,6 +217,6 @@ def compile_speedup(loaded: LoadedModel, *, budget_s: float) -> Interval:
     """Eager / torch.compile latency of the model, interleaved; the time to compile cannot be bounded here."""
     compiled = torch.compile(loaded.model, dynamic=False)
     times = interleave(
-        {"eager": loaded.model, "compile": compiled}, loaded, model_device(loaded), budget_s, CHOICE_BLOCKS
+        {"eager": loaded.model, "compile": compiled}, loaded, model_device(loaded), budget_s, COMPILE_BLOCKS
     )
     return ratio_interval(times["eager"], times["compile"])

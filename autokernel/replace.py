@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from autokernel.capture import inference_backend
+from autokernel.capture import Backend, inference_backend
 from autokernel.loading import get_spec
 from autokernel.match import Match, Matcher
 from autokernel.records import Case
@@ -65,8 +65,8 @@ class Replacer:
         self.matcher = Matcher(ops=tuple(self.replacements))
 
     @property
-    def backend(self) -> Callable[..., Callable[..., Any]]:
-        """What to give to torch.compile, with dynamic=False."""
+    def backend(self) -> Backend:
+        """What to give to `compile_call`."""
         return inference_backend(self._compile, on_training=self._saw_training)
 
     def _compile(self, gm: GraphModule) -> Callable[..., Any]:
