@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import shutil
 import time
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,10 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from autokernel import __version__, recording, results, rundir, wholemodel
+from autokernel import __version__, native, recording, results, rundir, wholemodel
 from autokernel.agentchoice import choose_agent
 from autokernel.agents import AGENTS, Agent, AgentOptions, build_agent
 from autokernel.bench import Bench
+from autokernel.errors import DeviceError, RepositoryError
 from autokernel.gitrepo import RunRepository
 from autokernel.history import KernelHistory
 from autokernel.journal import Journal
@@ -52,7 +54,7 @@ class Session:
         self._journal = Journal(run_dir.journal_path)
         self._histories = dict(state.histories) if state else {}
         self._pending = state.pending if state else None
-        self._plan_fields: dict[str, Any] | None = dict(state.plan) if state and state.plan else None
+        self._plan_fields: dict[str, Any] = dict(state.plan) if state and state.plan else {}
         self._integration: dict[str, Any] | None = None
         self._seconds: list[float] = []
         self._repo: RunRepository
@@ -71,8 +73,10 @@ class Session:
         """
         with ExitStack() as stack:
             held = stack.enter_context(rundir.lock(settings.workdir))
-            _check_results(settings.workdir)
+            _check_surroundings(settings)
             if resume is None:
+                view.stage("profiling the model")
+                plan = wholemodel.profile(settings)  # a model that does not run leaves no run behind
                 run_dir = rundir.create_run(settings.workdir, wholemodel.short_name(settings.model), _utc_now())
                 session = Session(settings, view, run_dir, None)
                 session._repo = RunRepository.create(settings.workdir, run_dir.path, run_dir.name)
@@ -85,6 +89,8 @@ class Session:
                 session._repo.restore(state.tip or session._repo.head())
             held.name_run(run_dir.name)
             session._journal.append("run-started", settings=session.settings.to_json(), version=__version__)
+            if resume is None:
+                session._keep_plan(plan)
             session._tip = session._repo.head()
             session._agent = session._choose_agent()
             session._bench = stack.enter_context(Bench(run_dir.path / "builds"))
@@ -116,17 +122,17 @@ class Session:
     # -- the plan
 
     def plan(self) -> list[PlannedOp]:
-        """The ranked ops of the model, profiled in a child process; read from the journal when resumed."""
-        if self._plan_fields is None:
-            self.view.stage("profiling the model")
-            answer = wholemodel.profile(self.settings)
-            self._plan_fields = answer
-            self._journal.append("planned", **answer)
-            (self.run_dir.path / "plan.json").write_text(json.dumps(answer, indent=1))
-        self.wall_us = self._plan_fields["profile"]["wall_us"]
-        for note in self._plan_fields.get("notes", ()):
+        """The ranked ops of the model."""
+        plan = self._plan_fields
+        self.wall_us = plan["profile"]["wall_us"]
+        for note in [*plan["notes"], *plan["plan"]["notes"]]:
             self.view.note(note)
-        return [PlannedOp.from_json(raw) for raw in self._plan_fields["plan"]["ops"]]
+        return [PlannedOp.from_json(raw) for raw in plan["plan"]["ops"]]
+
+    def _keep_plan(self, plan: dict[str, Any]) -> None:
+        self._plan_fields = plan
+        self._journal.append("planned", **plan)
+        (self.run_dir.path / "plan.json").write_text(json.dumps(plan, indent=1))
 
     def has_starter(self, planned: PlannedOp) -> bool:
         """Whether this backend has a first kernel for the op."""
@@ -292,7 +298,6 @@ class Session:
         return "cpp" if self.settings.backend == "auto" else self.settings.backend
 
     def _ceilings(self) -> Ceilings:
-        assert self._plan_fields is not None, "plan first"
         return Ceilings.from_json(self._plan_fields["ceilings"])
 
     def _next_number(self) -> int:
@@ -330,9 +335,16 @@ class Session:
         )
 
 
-def _check_results(workdir: Path) -> None:
-    """Fail before the night, not in it, when results.tsv cannot be appended to."""
-    path = workdir / RESULTS
+def _check_surroundings(settings: Settings) -> None:
+    """Fail before the night, not in it: git, a compiler and a results.tsv that can be appended to.
+
+    Raises: RepositoryError, DeviceError, LogError.
+    """
+    if shutil.which("git") is None:
+        raise RepositoryError("git is not installed", hint="install git: every experiment is a commit")
+    if native.find_compiler() is None:
+        raise DeviceError("no C++ compiler found", hint="install g++ (or set CXX); `autokernel doctor` checks it")
+    path = settings.workdir / RESULTS
     if path.exists():
         results.read_rows(path)
 
