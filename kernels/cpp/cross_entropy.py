@@ -16,15 +16,15 @@ from autokernel.native import build
 KERNEL_TYPE = "cross_entropy"
 BACKEND = "cpp"
 TUNABLES = {
-    "OPT": ["-O2", "-O3"],  # compiler level
+    "VEC": [8, 16, 32],  # floats per vector value
     "BLOCK": [256, 1024, 4096, 1073741824],  # elements between two updates of the maximum
     "EXP_DEGREE": [5, 6],  # of the polynomial: relative error 9e-8 or 2e-9 before rounding
-    "VEC": [8, 16, 32],  # floats per vector value
     "UNROLL": [1, 2, 4],  # pairs of vectors in flight, each with their own maximum and sum
     "PREFETCH": [0, 512, 2048],  # bytes fetched ahead while the maximum is taken
     "ROWS": [1, 4, 16],  # rows per task
     "SCHEDULE": ["static", "dynamic"],  # how tasks go to threads
     "GRAIN": [2048, 16384, 131072, 1073741824],  # fewer elements than this run on the calling thread
+    "OPT": ["-O2", "-O3"],  # compiler level
 }
 CONFIG = {
     "OPT": "-O3",

@@ -16,15 +16,15 @@ from autokernel.native import build
 KERNEL_TYPE = "layernorm"
 BACKEND = "cpp"
 TUNABLES = {
-    "OPT": ["-O2", "-O3"],  # compiler level
-    "METHOD": ["two_pass", "welford"],  # how the variance is taken
     "VEC": [8, 16, 32],  # floats per vector value
+    "METHOD": ["two_pass", "welford"],  # how the variance is taken
     "UNROLL": [1, 2, 4],  # pairs of vectors in flight, each with its own partial statistics
     "ROWS": [1, 4, 16],  # rows per task
     "SCHEDULE": ["static", "dynamic"],  # how tasks go to threads
     "GRAIN": [4096, 32768, 262144, 1073741824],  # fewer elements than this run on the calling thread
     "STREAM": [0, 1],  # 1: write the output past the caches (x86)
     "CACHE_ROW": [0, 1],  # 1: keep the row as fp32 after the first pass, so that bf16 is widened once
+    "OPT": ["-O2", "-O3"],  # compiler level
 }
 CONFIG = {
     "OPT": "-O3",

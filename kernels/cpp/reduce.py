@@ -15,7 +15,6 @@ from autokernel.native import build
 KERNEL_TYPE = "reduce"
 BACKEND = "cpp"
 TUNABLES = {
-    "OPT": ["-O2", "-O3"],  # compiler level
     "VEC": [8, 16, 32],  # floats per vector value
     "UNROLL": [1, 2, 4, 8],  # pairs of vectors in flight along a row; rows at once in a strip
     "RUN": [512, 2048, 8192],  # elements of a row added in fp32 before they join the fp64 sum
@@ -25,6 +24,7 @@ TUNABLES = {
     "ROWS": [1, 8, 32],  # rows per task
     "SCHEDULE": ["static", "dynamic"],  # how tasks go to threads
     "GRAIN": [4096, 32768, 262144, 1073741824],  # fewer elements than this run on the calling thread
+    "OPT": ["-O2", "-O3"],  # compiler level
 }
 CONFIG = {
     "OPT": "-O3",

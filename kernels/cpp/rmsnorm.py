@@ -14,7 +14,6 @@ from autokernel.native import build
 KERNEL_TYPE = "rmsnorm"
 BACKEND = "cpp"
 TUNABLES = {
-    "OPT": ["-O2", "-O3"],  # compiler level
     "VEC": [8, 16, 32],  # floats per vector value
     "UNROLL": [1, 2, 4],  # pairs of vectors in flight, each with its own partial sums
     "ROWS": [1, 4, 16],  # rows per task
@@ -23,6 +22,7 @@ TUNABLES = {
     "STREAM": [0, 1],  # 1: write the output past the caches (x86)
     "CACHE_ROW": [0, 1],  # 1: keep the row as fp32 for the second pass, so that bf16 is widened once
     "PREFETCH": [0, 1],  # 1: fetch the next row's lines during the second pass
+    "OPT": ["-O2", "-O3"],  # compiler level
 }
 CONFIG = {
     "OPT": "-O3",

@@ -14,14 +14,14 @@ from autokernel.native import build
 KERNEL_TYPE = "rotary_embedding"
 BACKEND = "cpp"
 TUNABLES = {
-    "OPT": ["-O2", "-O3"],  # compiler level
+    "VEC": [8, 16, 32],  # floats per vector value
     "ORDER": ["seq_inner", "heads_inner"],  # which rows are neighbours in a task
     "FIXED": [0, 1],  # 1: loops of known length for head sizes 64 and 128
-    "VEC": [8, 16, 32],  # floats per vector value
     "ROWS": [16, 64, 256],  # rows (one position of one head) per task
     "SCHEDULE": ["static", "dynamic"],  # how tasks go to threads
     "GRAIN": [4096, 32768, 262144, 1073741824],  # fewer elements than this run on the calling thread
     "STREAM": [0, 1],  # 1: write the output past the caches (x86)
+    "OPT": ["-O2", "-O3"],  # compiler level
 }
 CONFIG = {
     "OPT": "-O3",

@@ -15,16 +15,16 @@ from autokernel.native import build
 KERNEL_TYPE = "softmax"
 BACKEND = "cpp"
 TUNABLES = {
-    "OPT": ["-O2", "-O3"],  # compiler level
+    "VEC": [8, 16, 32],  # floats per vector value
     "METHOD": ["keep", "recompute", "online"],
     "EXP_DEGREE": [5, 6],  # of the polynomial: relative error 9e-8 or 2e-9 before rounding
-    "VEC": [8, 16, 32],  # floats per vector value
     "UNROLL": [1, 2, 4],  # pairs of vectors in flight, each with their own maximum and sum
     "BLOCK": [128, 512, 2048],  # elements between two updates of the maximum (online)
     "STRIP": [32, 128, 512],  # columns per task when the dimension is not the last
     "ROWS": [1, 4, 16],  # rows per task
     "SCHEDULE": ["static", "dynamic"],  # how tasks go to threads
     "GRAIN": [2048, 16384, 131072, 1073741824],  # fewer elements than this run on the calling thread
+    "OPT": ["-O2", "-O3"],  # compiler level
 }
 CONFIG = {
     "OPT": "-O3",
