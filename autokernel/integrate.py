@@ -6,6 +6,7 @@ not surely help is left out with its reason. This runs in a child process (`mode
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -179,22 +180,29 @@ def _measure(trial: _Trial, chosen: Sequence[Replacement], deadline: float, resu
 def interleave(
     runs: Mapping[str, Run], loaded: LoadedModel, device: torch.device, seconds: float, most_blocks: int
 ) -> dict[str, list[float]]:
-    """Median latency in us of each block, by variant; all variants take turns within a block, each first in turn."""
+    """Median latency in us of each block, by variant; all variants take turns within a block, each first in turn.
+
+    However few `seconds`, there are `MIN_BLOCKS` blocks with a call of each variant.
+    """
     with torch.no_grad():
         for run in runs.values():
-            warm = [_seconds(run, loaded, device) for _ in range(WARM_CALLS)]
-        repeats = max(1, round(BLOCK_S / max(min(warm), 1e-6)))
+            for _ in range(WARM_CALLS):
+                _seconds(run, loaded, device)
         names = list(runs)
         times: dict[str, list[float]] = {name: [] for name in names}
+        block_s = min(BLOCK_S * len(names), seconds / MIN_BLOCKS)
         end = time.perf_counter() + seconds
         for block in range(most_blocks):
             if block >= MIN_BLOCKS and time.perf_counter() > end:
                 break
             samples: dict[str, list[float]] = {name: [] for name in names}
-            for turn in range(repeats):
-                shift = (block + turn) % len(names)
+            block_end = time.perf_counter() + block_s
+            for turn in itertools.count(block):
+                shift = turn % len(names)
                 for name in names[shift:] + names[:shift]:
                     samples[name].append(_seconds(runs[name], loaded, device))
+                if time.perf_counter() > block_end:
+                    break
             for name in names:
                 times[name].append(statistics.median(samples[name]) * 1e6)
     return times
