@@ -19,8 +19,8 @@ from __future__ import annotations
 from autokernel.history import KernelHistory
 from autokernel.judge.engine import KEEP_MARGIN
 from autokernel.records import Decision, Outcome, PlannedOp, Proposal, Verdict
-from autokernel.rules import DEFAULT_RULES, Plateau, Rule, first_reason_to_stop
-from autokernel.session import Session
+from autokernel.rules import DEFAULT_RULES, Plateau, Rule, TargetSpeedup, first_reason_to_stop
+from autokernel.session import NOTHING_LEFT, Session
 from autokernel.settings import Settings
 from autokernel.view import RunSummary, View
 
@@ -38,14 +38,13 @@ def run(settings: Settings, view: View, *, resume: str | None = None) -> RunSumm
     Raises: AutokernelError for what a person must mend; nothing recorded is lost then, and `resume` goes on.
     """
     with Session.open(settings, view, resume) as session:
-        rules = rules_for(session.settings)
         reason = "every op of the plan is done"
         try:
-            for planned in worth_trying(session):
-                if limit := session.limit_reached():
-                    reason = limit
-                    break
-                optimize(session, planned, rules)
+            plan = worth_trying(session)
+            for rules in passes(session.settings):
+                while (planned := next_op(session, plan, rules)) is not None and not session.limit_reached():
+                    optimize(session, planned, rules)
+            reason = session.limit_reached() or reason
         except KeyboardInterrupt:
             reason = "stopped by the user"
             view.note("stopping; measuring the model with the best kernels so far (Ctrl-C again to skip)")
@@ -57,12 +56,24 @@ def run(settings: Settings, view: View, *, resume: str | None = None) -> RunSumm
 
 
 def worth_trying(session: Session) -> list[PlannedOp]:
-    """The plan's ops by what the whole model can gain, most first; those that promise too little are left out."""
+    """The plan's ops that have a starter; those that promise too little are left out unless the user names them."""
     plan = session.plan()
     named = session.settings.ops
     chosen = [op for op in plan if session.has_starter(op) and (named or op.potential >= WORTH_TRYING)]
     session.view.planned(chosen, session.wall_us, [op for op in plan if op not in chosen])
-    return [op for op in chosen if not session.is_done(op)]
+    return chosen
+
+
+def passes(settings: Settings) -> tuple[tuple[Rule, ...], ...]:
+    """Two passes over the plan: every op gets its turn first; with time left, a 2x speedup is no reason to stop."""
+    rules = tuple(Plateau(patience=settings.patience) if isinstance(r, Plateau) else r for r in DEFAULT_RULES)
+    return rules, tuple(rule for rule in rules if not isinstance(rule, TargetSpeedup))
+
+
+def next_op(session: Session, plan: list[PlannedOp], rules: tuple[Rule, ...]) -> PlannedOp | None:
+    """The op that can still give the whole model most, by Amdahl's law on what is left of its time and headroom."""
+    open_ops = [planned for planned in plan if not session.is_closed(planned, rules)]
+    return max(open_ops, key=session.remaining_potential, default=None)
 
 
 def optimize(session: Session, planned: PlannedOp, rules: tuple[Rule, ...]) -> None:
@@ -75,7 +86,7 @@ def optimize(session: Session, planned: PlannedOp, rules: tuple[Rule, ...]) -> N
             return  # not the op's fault: a resumed run goes on with it
         proposal = session.propose(history)
         if proposal is None:
-            reason = "the agent has nothing left to try"
+            reason = NOTHING_LEFT
             break
         outcome = session.judge(history, proposal)
         decision, why = decide(history, proposal, outcome)
@@ -100,8 +111,3 @@ def decide(history: KernelHistory, proposal: Proposal, outcome: Outcome) -> tupl
             f"as fast ({speedup}) and shorter",
         )
     return Decision.REVERT, f"not surely faster: {speedup}"
-
-
-def rules_for(settings: Settings) -> tuple[Rule, ...]:
-    """The reasons to move on: five reverts in a row, 90 % of the peak that binds, two active hours, 2x over PyTorch."""
-    return tuple(Plateau(patience=settings.patience) if isinstance(r, Plateau) else r for r in DEFAULT_RULES)

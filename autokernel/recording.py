@@ -101,7 +101,7 @@ def result_row(
         speedup_high=speedup.high if speedup else None,
         baseline=history.baseline.fastest,
         baseline_us=history.baseline.latency_us,
-        commit=experiment.commit,
+        commit=experiment.commit or "",
         tokens=experiment.proposal.tokens,
         cost_usd=experiment.proposal.cost_usd,
         seconds=experiment.seconds,

@@ -20,6 +20,7 @@ from typing import Any
 from autokernel import __version__, native, recording, results, rundir, wholemodel
 from autokernel.agentchoice import choose_agent
 from autokernel.agents import AGENTS, Agent, AgentOptions, build_agent
+from autokernel.amdahl import potential
 from autokernel.bench import Bench
 from autokernel.errors import DeviceError, RepositoryError
 from autokernel.gitrepo import RunRepository
@@ -28,12 +29,14 @@ from autokernel.journal import Journal
 from autokernel.loading import starter_path
 from autokernel.records import Decision, Experiment, Outcome, PlannedOp, Proposal, Verdict, text_digest
 from autokernel.roofline import Ceilings
+from autokernel.rules import Rule, first_reason_to_stop
 from autokernel.rundir import RunDir
 from autokernel.settings import Settings
 from autokernel.state import Pending, RunState, load_state, started_json
 from autokernel.view import RunSummary, View
 
 RESULTS = "results.tsv"
+NOTHING_LEFT = "the agent has nothing left to try"
 RESERVED_SHARE, RESERVED_MAX_S = 0.25, 150.0
 """Of the time budget, what is kept for measuring the whole model at the end."""
 
@@ -41,6 +44,9 @@ EXPERIMENT_S = 6.0
 """What one more experiment is expected to take, until this run has measured its own."""
 
 INTEGRATE_MIN_S = 60.0
+
+DRIFT = 1.3
+"""When an incumbent's latency changes by this factor between two experiments, the baseline is out of date."""
 
 
 class Session:
@@ -57,6 +63,8 @@ class Session:
         self._plan_fields: dict[str, Any] = dict(state.plan) if state and state.plan else {}
         self._integration: dict[str, Any] | None = None
         self._seconds: list[float] = []
+        self._unusable: set[str] = set()
+        self._shown: set[str] = set()
         self._repo: RunRepository
         self._bench: Bench
         self._agent: Agent
@@ -125,7 +133,7 @@ class Session:
         """The ranked ops of the model."""
         plan = self._plan_fields
         self.wall_us = plan["profile"]["wall_us"]
-        for note in [*plan["notes"], *plan["plan"]["notes"]]:
+        for note in plan["notes"]:
             self.view.note(note)
         return [PlannedOp.from_json(raw) for raw in plan["plan"]["ops"]]
 
@@ -138,10 +146,21 @@ class Session:
         """Whether this backend has a first kernel for the op."""
         return self._starter(planned.op) is not None
 
-    def is_done(self, planned: PlannedOp) -> bool:
-        """Whether an earlier session of this run has already moved on from the op."""
+    def is_closed(self, planned: PlannedOp, rules: tuple[Rule, ...]) -> bool:
+        """Whether there is nothing more to do on the op under these rules."""
         history = self._histories.get(planned.op)
-        return history is not None and history.stop_reason is not None
+        if history is None:
+            return planned.op in self._unusable
+        return history.stop_reason == NOTHING_LEFT or first_reason_to_stop(rules, history) is not None
+
+    def remaining_potential(self, planned: PlannedOp) -> float:
+        """End-to-end speedup if the headroom that is left were used: measured anew by every experiment."""
+        history = self._histories.get(planned.op)
+        if history is None or history.roofline_fraction is None:
+            return planned.potential
+        eager_us = history.baseline.latencies_us.get("eager", history.baseline.latency_us)
+        share = min(1.0, planned.share * history.incumbent_us / eager_us)
+        return potential(share, 1 - history.roofline_fraction)
 
     # -- the steps of one op
 
@@ -149,8 +168,7 @@ class Session:
         """Judge the starter and measure PyTorch's own ways; None when the starter does not pass on this machine."""
         if planned.op in self._histories:
             self._bench.open(self._histories[planned.op].planned)
-            self.view.op_started(self._histories[planned.op])
-            return self._histories[planned.op]
+            return self._show(self._histories[planned.op])
         begin = time.perf_counter()
         path = self._starter(planned.op)
         assert path is not None, "the loop asks has_starter first"
@@ -160,6 +178,7 @@ class Session:
         outcome = self._bench.judge(starter, None)
         if outcome.verdict is not Verdict.PASS:
             self.view.note(f"{planned.op}: the starter gets {outcome.verdict} here ({outcome.reason}); skipped")
+            self._unusable.add(planned.op)
             return None
         self.view.stage(f"{planned.op}: measuring PyTorch's own ways")
         baseline, starter_us = self._bench.baseline(starter, compiled=self.settings.compile_baseline)
@@ -183,8 +202,7 @@ class Session:
             "op-started", op=planned.op, digest=text_digest(starter), history=started_json(history), tip=self._tip
         )
         self._histories[planned.op] = history
-        self.view.op_started(history)
-        return history
+        return self._show(history)
 
     def propose(self, history: KernelHistory) -> Proposal | None:
         """What to try next: an experiment that a killed run left unfinished, or the agent's next idea."""
@@ -235,10 +253,22 @@ class Session:
         self._journal.append("recorded", number=experiment.number, op=history.op, commit=commit, tip=self._tip)
         self._pending = None
         self._seconds.append(experiment.seconds)
-        history = history.add(experiment)
+        before, history = history.incumbent_us, history.add(experiment)
+        if experiment.incumbent_us and not 1 / DRIFT < experiment.incumbent_us / before < DRIFT:
+            history = self._measured_again(history, before, experiment.incumbent_us)
         self._histories[history.op] = history
         self.view.experiment(history, experiment)
         return history
+
+    def _measured_again(self, history: KernelHistory, before_us: float, now_us: float) -> KernelHistory:
+        """PyTorch's latencies anew: the same incumbent's changed by more than noise, so the machine has changed."""
+        self.view.note(
+            f"{history.op}: the incumbent went from {before_us:.1f} to {now_us:.1f} us; measuring PyTorch again"
+        )
+        baseline, incumbent_us = self._bench.baseline(history.incumbent, compiled=self.settings.compile_baseline)
+        latencies = dict(baseline.latencies_us)
+        self._journal.append("baseline", op=history.op, latencies_us=latencies, incumbent_us=incumbent_us)
+        return replace(history, baseline=baseline, incumbent_us=incumbent_us)
 
     def move_on(self, history: KernelHistory, reason: str) -> None:
         """Close the op: its best kernel is committed under `optimized/`."""
@@ -289,6 +319,12 @@ class Session:
             self.view.note(why)
         options = AgentOptions(seed=self.settings.seed, argument=argument, workdir=self.settings.workdir)
         return build_agent(name, options)
+
+    def _show(self, history: KernelHistory) -> KernelHistory:
+        if history.op not in self._shown:  # a second pass goes on where the first stopped
+            self._shown.add(history.op)
+            self.view.op_started(history)
+        return history
 
     def _starter(self, op: str) -> Path | None:
         own = self.settings.starters / f"{op}.py" if self.settings.starters else None

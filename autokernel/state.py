@@ -7,6 +7,7 @@ Event kinds, in the order in which a run writes them:
     planned      profile, plan, ceilings        proposed    number, op, hypothesis, digest, agent_s, tokens, cost_usd
     op-stopped   op, reason                     judged      number, op, outcome, decision, reason, seconds
     exported     tip                            recorded    number, op, commit, tip
+    baseline     op, latencies_us, incumbent_us
     integrated   result                         run-ended   reason
 
 Kernel texts lie in `experiments/<op>-<number>/kernel.py` (number 0 is the starter); their digests are in the journal.
@@ -86,6 +87,10 @@ def _fold(state: RunState, kind: str, fields: Mapping[str, Any], run_dir: RunDir
         return replace(state, plan=fields)
     if kind == "op-started":
         return _with_history(state, _started(fields, run_dir))
+    if kind == "baseline":
+        history = state.histories[fields["op"]]
+        baseline = Baseline(latencies_us=fields["latencies_us"])
+        return _with_history(state, replace(history, baseline=baseline, incumbent_us=fields["incumbent_us"]))
     if kind == "op-stopped":
         return _with_history(state, state.histories[fields["op"]].stopped(fields["reason"]))
     if kind == "proposed":

@@ -1,4 +1,4 @@
-"""Agents: state in, proposal out. The registry maps a name to the module that builds the agent, imported when chosen."""
+"""Agents: state in, proposal out. The registry maps a name to the module that builds it, imported when chosen."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def workdir(tmp_path):
     """A dirty repository with norms.py, a folder `starters` with a slow rmsnorm, and a folder `candidates`."""
     folder = tmp_path / "project"
     (folder / "starters").mkdir(parents=True)
-    (folder / "candidates").mkdir()
+    (folder / "candidates" / "rmsnorm").mkdir(parents=True)
     (folder / "norms.py").write_text((HERE / "models" / "norms.py").read_text())
     (folder / "starters" / "rmsnorm.py").write_text(SLOW)
     fast = starter_path("rmsnorm", "cpp").read_text()
@@ -39,7 +39,7 @@ def workdir(tmp_path):
         "4_threads.py": fast,
     }
     for name, text in candidates.items():
-        (folder / "candidates" / name).write_text(text)
+        (folder / "candidates" / "rmsnorm" / name).write_text(text)
     (folder / "notes.txt").write_text("committed\n")
     git(folder, "init", "-q")
     git(folder, "add", "-A")

@@ -57,7 +57,7 @@ def assert_complete(workdir):
     ]
     history = load_state(run).histories["rmsnorm"]
     assert [experiment.decision for experiment in history.experiments] == [decision for _, decision in EXPECTED]
-    assert history.incumbent == (workdir / "candidates" / "4_threads.py").read_text()
+    assert history.incumbent == (workdir / "candidates" / "rmsnorm" / "4_threads.py").read_text()
     kept = git(workdir, "log", "--format=%s", f"autokernel/{run.name}", "--grep=^Decision: KEEP")
     assert len(kept.splitlines()) == 1
     assert kept.startswith("rmsnorm 1x512x1024 fp32: ")
