@@ -16,12 +16,6 @@ MINUTES ?= 5
 
 # The first of these that is new enough makes the environment.
 PYTHONS := python3.12 python3.11 python3 python
-# Without an NVIDIA driver, torch comes from PyTorch's CPU index: the default wheel for Linux brings several GB of CUDA.
-# Where that index cannot be reached, pip's own configuration decides. `make TORCH_INDEX=` switches this off.
-ifeq ($(shell uname),Linux)
-TORCH_INDEX ?= $(shell command -v nvidia-smi >/dev/null 2>&1 || echo https://download.pytorch.org/whl/cpu)
-endif
-REACHABLE := import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + "/torch/", timeout=5).read(1)
 
 .PHONY: run test lint clean
 
@@ -54,9 +48,6 @@ $(BIN)/python:
 # Done again only when the dependencies change.
 $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 	@echo "installing autokernel and its dependencies into $(VENV)"
-	@if [ -n "$(TORCH_INDEX)" ] && $(BIN)/python -c '$(REACHABLE)' "$(TORCH_INDEX)" 2>/dev/null; then \
-	  $(PIP_INSTALL) --no-deps --extra-index-url "$(TORCH_INDEX)" torch; \
-	fi
 	@$(PIP_INSTALL) -e .
 	@touch $@
 

@@ -1,4 +1,4 @@
-"""A plain, right RMSNorm. The files in `wrong` and `right` are appended to it: each shows one deviation and nothing else."""
+"""A plain, right RMSNorm. The fragments in `wrong` and `right` are appended to it; each deviates in one way."""
 
 import torch
 
@@ -30,8 +30,12 @@ template <class T> int run(const T* x, const T* w, T* y, int64_t rows, int64_t c
     }
     return 0;
 }
-extern "C" int rmsnorm_fp32(const float* x, const float* w, float* y, int64_t r, int64_t c, double e) { return run(x, w, y, r, c, e); }
-extern "C" int rmsnorm_bf16(const uint16_t* x, const uint16_t* w, uint16_t* y, int64_t r, int64_t c, double e) { return run(x, w, y, r, c, e); }
+extern "C" int rmsnorm_fp32(const float* x, const float* w, float* y, int64_t rows, int64_t cols, double eps) {
+    return run(x, w, y, rows, cols, eps);
+}
+extern "C" int rmsnorm_bf16(const uint16_t* x, const uint16_t* w, uint16_t* y, int64_t rows, int64_t cols, double eps) {
+    return run(x, w, y, rows, cols, eps);
+}
 """
 LIBRARY = build(SOURCE, flags=["-O2"])
 

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from autokernel.kernelfile import parse_kernel, with_config
 from autokernel.loading import starter_path
 
 HERE = Path(__file__).parent
 HONEST = (HERE.parent / "adversarial" / "honest.py").read_text()
-SLOW = HONEST.replace("double scale = 1 /", "for (volatile int i = 0; i < 15000; ++i) {}\n        double scale = 1 /")
+SLOW = HONEST.replace("double scale = 1 /", "for (volatile int i = 0; i < 40000; ++i) {}\n        double scale = 1 /")
 """Right, and slow by the same amount on any machine: it waits in every row."""
 
 
@@ -32,13 +31,11 @@ def workdir(tmp_path):
     (folder / "candidates" / "rmsnorm").mkdir(parents=True)
     (folder / "norms.py").write_text((HERE / "models" / "norms.py").read_text())
     (folder / "starters" / "rmsnorm.py").write_text(SLOW)
-    starter = starter_path("rmsnorm", "cpp").read_text()
-    # One thread: a thread pool's barrier is slow on a machine that is busy with other things.
-    fast = with_config(starter, {**parse_kernel(starter).config, "GRAIN": 1073741824})
+    fast = starter_path("rmsnorm", "cpp").read_text()
     candidates = {
         "1_zeros.py": HONEST + "\n\ndef kernel_fn(x, weight, eps=1e-6):\n    return torch.zeros_like(x)\n",
         "2_broken.py": "def kernel_fn(",
-        "3_slower.py": SLOW.replace("15000", "60000"),
+        "3_slower.py": SLOW.replace("40000", "120000"),
         "4_fast.py": fast,
     }
     for name, text in candidates.items():
