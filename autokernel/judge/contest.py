@@ -97,7 +97,7 @@ class Contest:
         warm = min(WARM_CALLS, calls)
         block = self._workers[name].time(str(index), order, warm=warm, keep=keep)
         self._kept[name] = (index, order[keep])
-        self._claimed_us[name] += sum(block.calls_us) * (1 + warm / calls)
+        self._claimed_us[name] += block.warm_us + sum(block.calls_us)
         self._wall_us[name] += block.wall_us
         self._blocks[name] += 1
         return block.latency_us

@@ -37,9 +37,10 @@ class Rejected(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedBlock:
-    """One block of calls: each call by the child's clock, and the whole by the judge's, in us."""
+    """One block of calls: each call and the untimed ones before by the child's clock, the whole by the judge's; us."""
 
     calls_us: tuple[float, ...]
+    warm_us: float
     wall_us: float
 
     @property
@@ -119,7 +120,7 @@ class Worker:
         calls_us = tuple(float(ns) / 1e3 for ns in answer["call_ns"])
         if len(calls_us) != len(order) or min(calls_us) <= 0:
             raise Rejected(Verdict.TAMPER, f"reports {len(calls_us)} times for {len(order)} calls, or impossible ones")
-        return TimedBlock(calls_us=calls_us, wall_us=wall_us)
+        return TimedBlock(calls_us=calls_us, warm_us=float(answer["warm_ns"]) / 1e3, wall_us=wall_us)
 
     def fetch(self, expected: TensorMeta) -> Tensor:
         """The output kept from the last timed block. Raises: Rejected."""
