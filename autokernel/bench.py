@@ -39,12 +39,10 @@ class Bench:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close_judge()
         self._server.close()
 
     def open(self, planned: PlannedOp) -> None:
         """Turn to this op."""
-        self._close_judge()
         self._planned = planned
         self._judge = Judge(
             server=self._server,
@@ -98,13 +96,7 @@ class Bench:
                     raise
                 log.warning("the judge's processes failed (%s); starting them anew", error)
                 assert self._planned is not None
-                self._close_judge()
                 self._server.close()
                 self._server = ForkServer()
                 self.open(self._planned)
         raise AssertionError("unreachable")
-
-    def _close_judge(self) -> None:
-        if self._judge is not None:
-            self._judge.close()
-            self._judge = None

@@ -72,8 +72,8 @@ def _evaluate(text: str, op: str, backend: str, starter: str | None) -> Outcome:
     with (
         tempfile.TemporaryDirectory(prefix="autokernel-judge-") as builds,
         ForkServer() as server,
-        Judge(server=server, spec=spec, dtypes=dtypes, cases=(), builds=Path(builds)) as judging,
     ):
+        judging = Judge(server=server, spec=spec, dtypes=dtypes, cases=(), builds=Path(builds) / op)
         return judging.evaluate(text, starter, timing=starter is not None)
 
 

@@ -36,7 +36,7 @@ MAX_TIMED_CASES = 4
 
 
 class Judge:
-    """Judges candidates for one op on the calls of one model. Owns its children; use as a context manager."""
+    """Judges candidates for one op on the calls of one model; every child that it starts ends with the call."""
 
     def __init__(
         self,
@@ -55,19 +55,6 @@ class Judge:
         self._dtypes = dtypes
         self._cases = sorted(cases, key=lambda item: item.calls * spec.bytes_moved(item.case), reverse=True)
         self.timed = self._cases[:MAX_TIMED_CASES] or [_default_case(spec)]
-        self._incumbent: tuple[str, Worker] | None = None
-
-    def __enter__(self) -> Judge:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the incumbent's process."""
-        if self._incumbent is not None:
-            self._incumbent[1].close()
-            self._incumbent = None
 
     def evaluate(self, kernel_py: str, incumbent: str | None = None, *, timing: bool = True) -> Outcome:
         """The verdict on a candidate. With `incumbent` (a kernel text) it is screened, timed against it and confirmed.
@@ -79,14 +66,15 @@ class Judge:
         verdict, stage, reason = Verdict.PASS, "", ""
         measured: Timing | None = None
         peak: float | None = None
-        worker = self._start(kernel_py)
+        worker, rival = self._start(kernel_py), None
         try:
             for name, run in STAGES:
                 self._run_stage(name, run, worker, kernel_py, stages)
                 if name == "smoke" and timing and incumbent is not None:
-                    measured = self._screen(worker, incumbent)
-            if timing and incumbent is not None:
-                measured = self._time(worker, incumbent)
+                    rival = self._loaded(incumbent)
+                    measured = self._screen(worker, rival)
+            if rival is not None and incumbent is not None:
+                measured = self._time(worker, rival)
                 if measured.speedup.low > 1 + KEEP_MARGIN:
                     measured = self._confirm(kernel_py, incumbent)
         except Rejected as rejected:
@@ -97,6 +85,8 @@ class Judge:
         finally:
             peak = worker.peak_memory_mb()
             worker.close()
+            if rival is not None:
+                rival.close()
         return Outcome(
             verdict=verdict,
             stage=stage,
@@ -117,7 +107,8 @@ class Judge:
         targets: dict[str, dict[str, Any]] = {name: {"op": op, "baseline": name} for name in self.spec.baselines}
         if compiled:
             targets["compile"] = {"op": op, "baseline": "eager", "compile": True}
-        workers = {name: Worker(self._server, target, self._builds / "pytorch") for name, target in targets.items()}
+        scratch = self._builds.parent / "pytorch"  # one for all ops: torch.compile keeps a precompiled header there
+        workers = {name: Worker(self._server, target, scratch) for name, target in targets.items()}
         workers[_CANDIDATE] = self._start(kernel_py)
         try:
             contest = self._surviving_contest(workers)
@@ -159,25 +150,22 @@ class Judge:
             seconds = time.perf_counter() - start
             stages.append(StageReport(stage=name, verdict=verdict, cases=checked, seconds=seconds, reason=reason))
 
-    def _incumbent_worker(self, kernel_py: str) -> Worker:
-        digest = text_digest(kernel_py)
-        if self._incumbent is None or self._incumbent[0] != digest:
-            self.close()
-            worker = self._start(kernel_py)
-            worker.load()
-            self._incumbent = (digest, worker)
-        return self._incumbent[1]
+    def _loaded(self, kernel_py: str) -> Worker:
+        """A child of its own age: one kept for the whole night would have its memory in huge pages by now."""
+        worker = self._start(kernel_py)
+        worker.load()
+        return worker
 
-    def _screen(self, worker: Worker, incumbent: str) -> Timing:
-        contest = self._contest(worker, incumbent)
+    def _screen(self, worker: Worker, rival: Worker) -> Timing:
+        contest = self._contest(worker, rival)
         contest.run(SCREEN_ROUNDS)
         timing = _timing(contest)
         if timing.speedup.high < SCREEN_BELOW:
             raise _Screened(timing)
         return timing
 
-    def _time(self, worker: Worker, incumbent: str) -> Timing:
-        contest = self._contest(worker, incumbent)
+    def _time(self, worker: Worker, rival: Worker) -> Timing:
+        contest = self._contest(worker, rival)
         contest.run(ROUNDS)
         speedup = contest.speedup(_CANDIDATE, _INCUMBENT)
         if speedup.low <= 1 + KEEP_MARGIN < speedup.high:  # undecided: as many again
@@ -187,13 +175,11 @@ class Judge:
 
     def _confirm(self, kernel_py: str, incumbent: str) -> Timing:
         """Time a winner once more, both in new processes on new inputs; this number is the one that counts."""
-        self.close()
-        with self._start(kernel_py) as worker:
-            worker.load()
-            return self._time(worker, incumbent)
+        with self._loaded(kernel_py) as worker, self._loaded(incumbent) as rival:
+            return self._time(worker, rival)
 
-    def _contest(self, worker: Worker, incumbent: str) -> Contest:
-        workers = {_CANDIDATE: worker, _INCUMBENT: self._incumbent_worker(incumbent)}
+    def _contest(self, worker: Worker, rival: Worker) -> Contest:
+        workers = {_CANDIDATE: worker, _INCUMBENT: rival}
         return Contest(self.spec, self.timed, workers, first_deadline_s=FIRST_CALL_DEADLINE_S)
 
     def _surviving_contest(self, workers: dict[str, Worker]) -> Contest:

@@ -87,7 +87,8 @@ class Trial:
 
     def check_outputs(self, case: Case, calls: Sequence[Inputs], label: str = "") -> list[Tensor]:
         """Call the kernel on each of `calls` with all outputs alive; every one must be right. Raises: Rejected."""
-        truths = [truth_of(self.spec, inputs) for inputs in calls]
+        known = {id(inputs): truth_of(self.spec, inputs) for inputs in {id(call): call for call in calls}.values()}
+        truths = [known[id(inputs)] for inputs in calls]
         where = f"{label or case.name} ({case.label})"
         try:
             outputs, operators = self.worker.run(calls, [meta for _, meta in truths], trace=True)

@@ -24,8 +24,7 @@ def judge(tmp_path_factory):
     with ForkServer() as server:
         builds = tmp_path_factory.mktemp("builds")
         spec = get_spec("rmsnorm")
-        with Judge(server=server, spec=spec, dtypes=("fp32", "bf16"), cases=[USER_CASE], builds=builds) as judge:
-            yield judge
+        yield Judge(server=server, spec=spec, dtypes=("fp32", "bf16"), cases=[USER_CASE], builds=builds / "rmsnorm")
 
 
 def expectation(path):
