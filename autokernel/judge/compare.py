@@ -18,7 +18,7 @@ from torch import Tensor
 
 from autokernel.records import Tolerance
 
-NATIVE_FACTOR = 8.0
+NATIVE_FACTOR = 16.0
 """How many times PyTorch's own row error is still accepted: other summation orders differ by a few times."""
 
 FP32_REORDER = 64 * 2.0**-24

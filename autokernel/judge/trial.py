@@ -96,10 +96,19 @@ class Trial:
             raise Rejected(rejected.verdict, f"{where}: {rejected.reason}") from None
         if delegated := operators - ALLOCATION_AND_VIEWS - self.spec.allowed_aten:
             raise Rejected(Verdict.DELEGATES, f"{where}: the work is done by {', '.join(sorted(delegated))}")
-        for output, (truth, _) in zip(outputs, truths, strict=True):
+        right: dict[int, Tensor] = {}
+        for inputs, output, (truth, _) in zip(calls, outputs, truths, strict=True):
+            if id(inputs) in right and same_bits(output, right[id(inputs)]):
+                continue  # large outputs take longer to compare than to compute
             if reason := mismatch(output, truth, case.dtype, self.spec.tolerances[case.dtype]):
                 raise Rejected(Verdict.FAIL, f"{where}: {reason}")
+            right[id(inputs)] = output
         return outputs
+
+
+def same_bits(first: Tensor, second: Tensor) -> bool:
+    """Whether two contiguous tensors hold the same bytes; equal NaNs are equal here, and -0 is not 0."""
+    return torch.equal(first.view(-1).view(torch.uint8), second.view(-1).view(torch.uint8))
 
 
 def truth_of(spec: KernelSpec, inputs: Inputs) -> tuple[Truth, TensorMeta]:
