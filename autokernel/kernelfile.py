@@ -31,7 +31,7 @@ def parse_kernel(text: str) -> KernelFile:
     another shape than the contract's.
     """
     tree = _parse(text)
-    literals = {name: value for name, value in _assignments(tree).items()}
+    literals = _assignments(tree)
     if not any(isinstance(node, ast.FunctionDef) and node.name == "kernel_fn" for node in tree.body) and (
         "kernel_fn" not in literals
     ):

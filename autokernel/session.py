@@ -213,7 +213,7 @@ class Session:
         proposal = self._agent.propose(history)
         if proposal is None:
             return None
-        number, agent_s = self._next_number(), time.perf_counter() - begin
+        number, agent_s = self._done() + 1, time.perf_counter() - begin
         self._write_kernel(history.op, number, proposal.kernel_py)
         self._journal.append(
             "proposed",
@@ -281,7 +281,7 @@ class Session:
 
     def limit_reached(self) -> str | None:
         """The run's own reason to stop: its experiments or its time (less what the end needs) are used up."""
-        done = sum(len(history.experiments) for history in self._histories.values())
+        done = self._done()
         if self.settings.max_experiments is not None and done >= self.settings.max_experiments:
             return f"{done} experiments done, as asked"
         usual_s = sorted(self._seconds)[len(self._seconds) // 2] if self._seconds else EXPERIMENT_S
@@ -336,8 +336,8 @@ class Session:
     def _ceilings(self) -> Ceilings:
         return Ceilings.from_json(self._plan_fields["ceilings"])
 
-    def _next_number(self) -> int:
-        return 1 + sum(len(history.experiments) for history in self._histories.values())
+    def _done(self) -> int:
+        return sum(len(history.experiments) for history in self._histories.values())
 
     def _write_kernel(self, op: str, number: int, text: str) -> None:
         path = self.run_dir.kernel_path(op, number)
@@ -355,20 +355,7 @@ class Session:
             reason=why,
             seconds=seconds,
         )
-        timing = outcome.timing
-        return Experiment(
-            number=pending.number,
-            op=pending.op,
-            proposal=pending.proposal,
-            outcome=outcome,
-            decision=decision,
-            reason=why,
-            latency_us=timing.candidate_us if timing else None,
-            incumbent_us=timing.incumbent_us if timing else None,
-            commit=None,
-            agent_s=pending.agent_s,
-            seconds=seconds,
-        )
+        return pending.decided(outcome, decision, why, seconds)
 
 
 def _check_surroundings(settings: Settings) -> None:

@@ -38,6 +38,23 @@ class Pending:
     agent_s: float
     judged: Experiment | None = None
 
+    def decided(self, outcome: Outcome, decision: Decision, reason: str, seconds: float) -> Experiment:
+        """The experiment that this becomes once it is judged; its commit comes later."""
+        timing = outcome.timing
+        return Experiment(
+            number=self.number,
+            op=self.op,
+            proposal=self.proposal,
+            outcome=outcome,
+            decision=decision,
+            reason=reason,
+            latency_us=timing.candidate_us if timing else None,
+            incumbent_us=timing.incumbent_us if timing else None,
+            commit=None,
+            agent_s=self.agent_s,
+            seconds=seconds,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
@@ -50,11 +67,6 @@ class RunState:
     tip: str | None = None  # the run's branch after the last completed step
     integration: Mapping[str, Any] | None = None
     ended: str | None = None
-
-    @property
-    def experiments(self) -> int:
-        """How many experiments are recorded."""
-        return sum(len(history.experiments) for history in self.histories.values())
 
 
 def load_state(run_dir: RunDir) -> RunState:
@@ -96,7 +108,9 @@ def _fold(state: RunState, kind: str, fields: Mapping[str, Any], run_dir: RunDir
     if kind == "proposed":
         return replace(state, pending=_proposed(fields, run_dir))
     if kind == "judged" and state.pending is not None:
-        return replace(state, pending=replace(state.pending, judged=_judged(state.pending, fields)))
+        outcome, decision = Outcome.from_json(fields["outcome"]), Decision(fields["decision"])
+        judged = state.pending.decided(outcome, decision, fields["reason"], fields["seconds"])
+        return replace(state, pending=replace(state.pending, judged=judged))
     if kind == "recorded" and state.pending is not None and state.pending.judged is not None:
         experiment = replace(state.pending.judged, commit=fields["commit"])
         history = state.histories[experiment.op].add(experiment)
@@ -148,24 +162,6 @@ def _proposed(fields: Mapping[str, Any], run_dir: RunDir) -> Pending:
         cost_usd=fields["cost_usd"],
     )
     return Pending(number=number, op=op, proposal=proposal, agent_s=fields["agent_s"])
-
-
-def _judged(pending: Pending, fields: Mapping[str, Any]) -> Experiment:
-    outcome = Outcome.from_json(fields["outcome"])
-    timing = outcome.timing
-    return Experiment(
-        number=pending.number,
-        op=pending.op,
-        proposal=pending.proposal,
-        outcome=outcome,
-        decision=Decision(fields["decision"]),
-        reason=fields["reason"],
-        latency_us=timing.candidate_us if timing else None,
-        incumbent_us=timing.incumbent_us if timing else None,
-        commit=None,
-        agent_s=pending.agent_s,
-        seconds=fields["seconds"],
-    )
 
 
 def _text(run_dir: RunDir, op: str, number: int, digest: str) -> str:

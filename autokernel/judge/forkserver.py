@@ -71,7 +71,7 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         try:
             wire.send(self._sock, {"command": "spawn", "setup": setup}, [theirs.fileno()])
-            answer = self._reply()
+            answer = self._receive()
         finally:
             theirs.close()
         if "pid" not in answer:
@@ -82,7 +82,7 @@ class ForkServer:
     def reap(self, pid: int) -> int | None:
         """Wait status of a child that has ended (negative: killed by that signal), None if it will not end."""
         wire.send(self._sock, {"command": "reap", "pid": pid})
-        status: int | None = self._reply()["status"]
+        status: int | None = self._receive()["status"]
         return status
 
     def close(self) -> None:
@@ -106,9 +106,6 @@ class ForkServer:
             self._receive()
             self._ready = True
             self._sock.settimeout(REPLY_TIMEOUT_S)
-
-    def _reply(self) -> dict[str, Any]:
-        return self._receive()
 
     def _receive(self) -> dict[str, Any]:
         try:
