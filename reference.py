@@ -26,16 +26,22 @@ from autokernel.spec import DTYPES, Adapter, Fill, Inputs, KernelSpec, Spelling,
 
 
 def _normal(shape: tuple[int, ...], generator: torch.Generator, std: float = 1.0) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=torch.float64) * std
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device) * std
 
 
 def _uniform(shape: tuple[int, ...], generator: torch.Generator, low: float, high: float) -> Tensor:
-    return torch.rand(shape, generator=generator, dtype=torch.float64) * (high - low) + low
+    unit = torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device)
+    return unit * (high - low) + low
+
+
+def _integers(below: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """int64 in [0, below)."""
+    return torch.randint(below, shape, generator=generator, device=generator.device)
 
 
 def _side_generator(generator: torch.Generator) -> torch.Generator:
     """The same stream for every fill of one call, so that they can agree on a hidden choice."""
-    return torch.Generator().manual_seed(generator.initial_seed() ^ 0x5EED)
+    return torch.Generator(generator.device).manual_seed(generator.initial_seed() ^ 0x5EED)
 
 
 def _per_row(shape: tuple[int, ...], kept: int = 1) -> tuple[int, ...]:
@@ -347,8 +353,8 @@ def _norm_scales(meta: TensorMeta, generator: torch.Generator, case: Case, eps: 
     scales = _uniform(rows, generator, 0.5, 2.0)
     if eps <= 0 or scales.numel() == 0:
         return scales
-    small = torch.rand(rows, generator=generator) < 0.5
-    small.view(-1)[int(torch.randint(small.numel(), (1,), generator=generator))] = True
+    small = _uniform(rows, generator, 0, 1) < 0.5
+    small.view(-1)[int(_integers(small.numel(), (1,), generator))] = True
     floor = 2.0**-12 if meta.dtype == "fp16" else 0.0  # below, fp16 values are subnormal and say nothing
     return torch.where(small, scales * max(math.sqrt(eps), floor), scales)
 
@@ -1076,10 +1082,10 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100, red
 def _hidden_targets(rows: int, classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Targets [N] and which of them are ignored [N]; the same for every fill of one call."""
     side = _side_generator(generator)
-    targets = torch.randint(max(classes, 1), (rows,), generator=side)
-    ignored = torch.rand(rows, generator=side) < 0.3
+    targets = _integers(max(classes, 1), (rows,), side)
+    ignored = _uniform((rows,), side, 0, 1) < 0.3
     if rows > 1:  # at least one of each kind
-        first, second = torch.randperm(rows, generator=side)[:2].tolist()
+        first, second = torch.randperm(rows, generator=side, device=side.device)[:2].tolist()
         ignored[first], ignored[second] = True, False
     elif rows:
         ignored[:] = False
@@ -1098,9 +1104,10 @@ def _fill_logits(meta: TensorMeta, generator: torch.Generator, case: Case) -> Te
         return logits
     targets, ignored = _hidden_targets(rows, classes, generator)
     lift = _normal((rows,), generator) - float(_uniform((), generator, 2, 10))
-    logits[torch.arange(rows), targets] += torch.where(ignored, 0, lift)
-    spike = torch.randint(1, classes, (rows,), generator=generator)
-    logits[torch.arange(rows), (targets + spike) % classes] += torch.where(ignored, 60, 0)
+    row = torch.arange(rows, device=logits.device)
+    logits[row, targets] += torch.where(ignored, 0, lift)
+    spike = 1 + _integers(classes - 1, (rows,), generator)
+    logits[row, (targets + spike) % classes] += torch.where(ignored, 60, 0)
     return logits
 
 
@@ -1277,8 +1284,9 @@ def _fill_angles(of: Callable[[Tensor], Tensor]) -> Fill:
     def fill(meta: TensorMeta, generator: torch.Generator, case: Case) -> Tensor:
         seq, half = meta.shape
         base = math.exp(float(_uniform((), generator, math.log(5e3), math.log(5e5))))
-        position = torch.arange(seq, dtype=torch.float64) + float(_uniform((), generator, 0, 1000))
-        frequency = base ** (-torch.arange(half, dtype=torch.float64) / max(half, 1))
+        device = generator.device
+        position = torch.arange(seq, dtype=torch.float64, device=device) + _uniform((), generator, 0, 1000)
+        frequency = base ** (-torch.arange(half, dtype=torch.float64, device=device) / max(half, 1))
         phase = _uniform((half,), generator, 0, 2 * math.pi)
         return of(torch.outer(position, frequency) + phase)
 
@@ -1487,7 +1495,7 @@ def _fill_reduce_x(meta: TensorMeta, generator: torch.Generator, case: Case) -> 
     for i in range(len(meta.shape)):
         x += _normal(tuple(size if j == i else 1 for j, size in enumerate(meta.shape)), generator)
     rows = _per_row(meta.shape)
-    sunk = torch.rand(rows, generator=generator) < 1 / 3
+    sunk = _uniform(rows, generator, 0, 1) < 1 / 3
     return torch.where(sunk, x - 12, x)
 
 

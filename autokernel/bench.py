@@ -15,6 +15,7 @@ from autokernel.loading import get_spec
 from autokernel.recording import Work
 from autokernel.records import Baseline, Outcome, PlannedOp
 from autokernel.roofline import Ceilings
+from autokernel.settings import DTYPES_OF_BACKEND, device_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -22,16 +23,13 @@ T = TypeVar("T")
 WORKER_RETRIES = 2
 """How often a judge whose own processes fail is started anew before the run stops for a person."""
 
-CPP_DTYPES = ("fp32", "bf16")
-"""What the cpp starters and candidates must handle; a CPU has no fast fp16."""
-
 
 class Bench:
-    """Judges candidates for one op at a time; use as a context manager."""
+    """Judges candidates of one backend for one op at a time; use as a context manager."""
 
-    def __init__(self, builds: Path) -> None:
-        self._builds = builds
-        self._server = ForkServer()
+    def __init__(self, builds: Path, backend: str) -> None:
+        self._builds, self._backend = builds, backend
+        self._server = ForkServer(device_of(backend))
         self._planned: PlannedOp | None = None
         self._judge: Judge | None = None
 
@@ -47,7 +45,7 @@ class Bench:
         self._judge = Judge(
             server=self._server,
             spec=get_spec(planned.op),
-            dtypes=CPP_DTYPES,
+            dtypes=DTYPES_OF_BACKEND[self._backend],
             cases=planned.cases,
             builds=self._builds / planned.op,
         )
@@ -97,6 +95,6 @@ class Bench:
                 log.warning("the judge's processes failed (%s); starting them anew", error)
                 assert self._planned is not None
                 self._server.close()
-                self._server = ForkServer()
+                self._server = ForkServer(device_of(self._backend))
                 self.open(self._planned)
         raise AssertionError("unreachable")

@@ -149,7 +149,7 @@ def _load(request: Mapping[str, Any]) -> Any:
 
     return load_model(
         request["model"],
-        device=request.get("device") or "cpu",
+        device=request["device"],
         dtype=request.get("dtype"),
         seed=request.get("seed", 0),
     )

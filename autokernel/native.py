@@ -77,10 +77,13 @@ def _invoke_cuda(function: Any, args: tuple[Any, ...]) -> int:
     index = next(value.device.index for value in args if getattr(value, "is_cuda", False))
     stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(index))
     passed = [_argument(value) for value in args]
+    status: int
     if index == torch.cuda.current_device():
-        return function(*passed, stream)  # type: ignore[no-any-return]
-    with torch.cuda.device(index):
-        return function(*passed, stream)  # type: ignore[no-any-return]
+        status = function(*passed, stream)
+    else:
+        with torch.cuda.device(index):
+            status = function(*passed, stream)
+    return status
 
 
 def _meaning(status: int) -> str:
@@ -88,7 +91,7 @@ def _meaning(status: int) -> str:
     import torch
 
     try:
-        return f" ({torch.cuda.CudaError(status)})"  # type: ignore[no-untyped-call]
+        return f" ({torch.cuda.CudaError(status)})"
     except (TypeError, ValueError):  # a number of the kernel's own
         return ""
 

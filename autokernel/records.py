@@ -178,13 +178,16 @@ class StageReport:
 class Timing:
     """Latency of one forward's worth of calls (sum over timed cases of calls x latency), interleaved A/B.
 
-    `speedup` is incumbent latency / candidate latency.
+    `speedup` is incumbent latency / candidate latency. On a GPU latency is device time; `host_us` is what the host
+    needs to start the candidate's calls, `graph_us` their time in a replayed CUDA graph (None: not measured).
     """
 
     candidate_us: float
     incumbent_us: float
     speedup: Interval
     blocks: int
+    host_us: float | None = None
+    graph_us: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

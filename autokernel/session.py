@@ -17,12 +17,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from autokernel import __version__, native, recording, results, rundir, wholemodel
+from autokernel import __version__, recording, results, rundir, wholemodel
 from autokernel.agentchoice import choose_agent
 from autokernel.agents import AGENTS, Agent, AgentOptions, build_agent
 from autokernel.amdahl import potential
+from autokernel.backends import choose_backend
 from autokernel.bench import Bench
-from autokernel.errors import DeviceError, RepositoryError
+from autokernel.errors import RepositoryError
 from autokernel.gitrepo import RunRepository
 from autokernel.history import KernelHistory
 from autokernel.journal import Journal
@@ -82,6 +83,7 @@ class Session:
         with ExitStack() as stack:
             held = stack.enter_context(rundir.lock(settings.workdir))
             _check_surroundings(settings)
+            settings = replace(settings, backend=choose_backend(settings.backend))
             if resume is None:
                 view.stage("profiling the model")
                 plan = wholemodel.profile(settings)  # a model that does not run leaves no run behind
@@ -91,8 +93,12 @@ class Session:
             else:
                 run_dir = rundir.find_run(settings.workdir, resume)
                 state = load_state(run_dir)
-                limits = {"budget_s": settings.budget_s, "max_experiments": settings.max_experiments}
-                session = Session(replace(state.settings, **limits), view, run_dir, state)  # type: ignore[arg-type]
+                limits: dict[str, Any] = {
+                    "budget_s": settings.budget_s,
+                    "max_experiments": settings.max_experiments,
+                    "backend": choose_backend(state.settings.backend),
+                }
+                session = Session(replace(state.settings, **limits), view, run_dir, state)
                 session._repo = RunRepository.open(settings.workdir, run_dir.path, run_dir.name)
                 session._repo.restore(state.tip or session._repo.head())
             held.name_run(run_dir.name)
@@ -101,7 +107,7 @@ class Session:
                 session._keep_plan(plan)
             session._tip = session._repo.head()
             session._agent = session._choose_agent()
-            session._bench = stack.enter_context(Bench(run_dir.path / "builds"))
+            session._bench = stack.enter_context(Bench(run_dir.path / "builds", session.settings.backend))
             session._stack = stack.pop_all()
         view.note(f"run {run_dir.name}; experiments go to branch {session._repo.branch}")
         return session
@@ -184,7 +190,7 @@ class Session:
         baseline, starter_us = self._bench.baseline(starter, compiled=self.settings.compile_baseline)
         history = KernelHistory(
             planned=planned,
-            backend=self._backend(),
+            backend=self.settings.backend,
             device=self._ceilings().device,
             baseline=baseline,
             incumbent=starter,
@@ -195,7 +201,7 @@ class Session:
         self._write_kernel(planned.op, 0, starter)
         self._tip = self._repo.commit_kernel(
             starter,
-            subject=f"{planned.op}: starter for {self._backend()}",
+            subject=f"{planned.op}: starter for {self.settings.backend}",
             trailers={"Starter": f"{self.run_dir.name}/{planned.op}", "Latency-us": f"{starter_us:.2f}"},
         )
         self._journal.append(
@@ -328,10 +334,7 @@ class Session:
 
     def _starter(self, op: str) -> Path | None:
         own = self.settings.starters / f"{op}.py" if self.settings.starters else None
-        return own if own is not None and own.is_file() else starter_path(op, self._backend())
-
-    def _backend(self) -> str:
-        return "cpp" if self.settings.backend == "auto" else self.settings.backend
+        return own if own is not None and own.is_file() else starter_path(op, self.settings.backend)
 
     def _ceilings(self) -> Ceilings:
         return Ceilings.from_json(self._plan_fields["ceilings"])
@@ -359,14 +362,12 @@ class Session:
 
 
 def _check_surroundings(settings: Settings) -> None:
-    """Fail before the night, not in it: git, a compiler and a results.tsv that can be appended to.
+    """Fail before the night, not in it: git, and a results.tsv that can be appended to.
 
-    Raises: RepositoryError, DeviceError, LogError.
+    Raises: RepositoryError, LogError.
     """
     if shutil.which("git") is None:
         raise RepositoryError("git is not installed", hint="install git: every experiment is a commit")
-    if native.find_compiler() is None:
-        raise DeviceError("no C++ compiler found", hint="install g++ (or set CXX); `autokernel doctor` checks it")
     path = settings.workdir / RESULTS
     if path.exists():
         results.read_rows(path)

@@ -10,7 +10,14 @@ from typing import Any
 from autokernel.errors import ConfigError
 
 DEFAULT_HOURS = 8.0
-BACKENDS = ("cpp",)
+BACKENDS = ("triton", "cuda", "cpp")
+DTYPES_OF_BACKEND = {"triton": ("fp32", "bf16", "fp16"), "cuda": ("fp32", "bf16", "fp16"), "cpp": ("fp32", "bf16")}
+"""What starters and candidates must handle; a CPU has no fast fp16."""
+
+
+def device_of(backend: str) -> str:
+    """Where a backend's kernels run: `cpu` or `cuda`."""
+    return "cpu" if backend == "cpp" else "cuda"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

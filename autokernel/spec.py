@@ -38,7 +38,7 @@ Inputs = dict[str, Any]
 """Arguments of one call in signature order: tensors and scalars by name."""
 
 Fill = Callable[[TensorMeta, torch.Generator, Case], Tensor]
-"""(meta, generator, case) -> contiguous CPU tensor of `meta.shape`, in fp64 for floating dtypes.
+"""(meta, generator, case) -> contiguous tensor of `meta.shape` on the generator's device, in fp64 for floating dtypes.
 
 The case gives scalars and the other tensors' shapes. Fills of one call that must agree on a hidden choice (which
 targets are ignored) take it from a side generator seeded with `generator.initial_seed()`.
@@ -116,7 +116,7 @@ class KernelSpec:
 
     def make_inputs(self, case: Case, seed: int, device: str = "cpu") -> Inputs:
         """Arguments for `case`, from `seed`, in signature order, with the case's shapes, dtypes and strides."""
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator(device).manual_seed(seed)
         inputs: Inputs = {}
         for name, parameter in self.signature.parameters.items():
             if name in case.tensors:

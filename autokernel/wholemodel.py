@@ -14,7 +14,7 @@ from autokernel.gitrepo import RunRepository
 from autokernel.history import KernelHistory
 from autokernel.model_worker import call_worker
 from autokernel.rundir import RunDir
-from autokernel.settings import Settings
+from autokernel.settings import Settings, device_of
 
 PROFILE_DEADLINE_S = 900.0
 INTEGRATE_SLACK_S = 120.0
@@ -35,6 +35,7 @@ def profile(settings: Settings) -> dict[str, Any]:
         "request": "profile",
         "model": settings.model,
         "dtype": settings.dtype,
+        "device": device_of(settings.backend),
         "ops": settings.ops,
         "seed": settings.seed,
     }
@@ -78,6 +79,7 @@ def measure(settings: Settings, run_dir: RunDir, histories: Iterable[KernelHisto
         "request": "integrate",
         "model": settings.model,
         "dtype": settings.dtype,
+        "device": device_of(settings.backend),
         "seed": settings.seed,
         "kernels": kernels,
         "budget_s": budget_s,

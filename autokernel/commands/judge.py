@@ -62,17 +62,19 @@ def _starter(op: str, parsed: KernelFile) -> str | None:
 
 
 def _evaluate(text: str, op: str, backend: str, starter: str | None) -> Outcome:
-    from autokernel.bench import CPP_DTYPES
+    from autokernel.backends import require_backend
     from autokernel.judge.engine import Judge
     from autokernel.judge.forkserver import ForkServer
     from autokernel.loading import get_spec
+    from autokernel.settings import DTYPES_OF_BACKEND, device_of
 
+    require_backend(backend)
     spec = get_spec(op)
-    dtypes = CPP_DTYPES if backend == "cpp" else spec.dtypes
     with (
         tempfile.TemporaryDirectory(prefix="autokernel-judge-") as builds,
-        ForkServer() as server,
+        ForkServer(device_of(backend)) as server,
     ):
+        dtypes = DTYPES_OF_BACKEND[backend]
         judging = Judge(server=server, spec=spec, dtypes=dtypes, cases=(), builds=Path(builds) / op)
         return judging.evaluate(text, starter, timing=starter is not None)
 
@@ -85,6 +87,9 @@ def _show(outcome: Outcome, *, timed: bool, wanted: bool) -> None:
         print(
             f"  timing       {timing.candidate_us:.1f} us; the starter {timing.incumbent_us:.1f} us: {timing.speedup}"
         )
+        if timing.host_us is not None:
+            graph = "cannot be captured" if timing.graph_us is None else f"{timing.graph_us:.1f} us"
+            print(f"               the host needs {timing.host_us:.1f} us to start it; in a CUDA graph: {graph}")
     elif wanted and not timed:
         print("  timing       left out: the project has no starter of this op for this backend")
     where = f" in {outcome.stage}" if outcome.stage else ""

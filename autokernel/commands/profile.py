@@ -30,7 +30,7 @@ def profile(
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:<number>.")] = "cpu",
+    device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cpu, cuda or cuda:<number>.")] = "auto",
     dtype: Annotated[str | None, typer.Option(help="Convert the model to fp32, bf16 or fp16 first.")] = None,
     rows: Annotated[int, typer.Option(help="Ops to list, the longest first.")] = 20,
 ) -> None:
@@ -40,7 +40,7 @@ def profile(
 
     if rows < 1:
         raise ConfigError(f"--rows is {rows}", hint="give a positive number")
-    loaded = load_model(model, device=device, dtype=dtype)
+    loaded = load_model(model, device=_present(device), dtype=dtype)
     profiled = profile_model(loaded)
     ceilings, plan, obstacle = _plan(loaded, profiled)
     if as_json:
@@ -54,6 +54,13 @@ def profile(
         print(json.dumps(document))
         return
     _show(loaded, profiled, plan, obstacle, rows)
+
+
+def _present(device: str) -> str:
+    from autokernel.backends import choose_backend
+    from autokernel.settings import device_of
+
+    return device_of(choose_backend("auto")) if device == "auto" else device
 
 
 def _plan(loaded: LoadedModel, profiled: ModelProfile) -> tuple[Ceilings, Plan | None, str | None]:

@@ -34,7 +34,7 @@ def run(
     experiments: Annotated[int | None, typer.Option(help="Stop after this many experiments.")] = None,
     ops: Annotated[str | None, typer.Option(help="Only these ops, e.g. rmsnorm,softmax.")] = None,
     agent: Annotated[str | None, typer.Option(help="auto, search or replay:DIR (default: auto).")] = None,
-    backend: Annotated[str | None, typer.Option(help="auto or cpp (default: auto).")] = None,
+    backend: Annotated[str | None, typer.Option(help="auto, triton, cuda or cpp (default: auto).")] = None,
     dtype: Annotated[str | None, typer.Option(help="Convert the model to fp32, bf16 or fp16 first.")] = None,
     patience: Annotated[int | None, typer.Option(help="Reverts in a row before moving on (default: 5).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the run (default: 0).")] = None,

@@ -7,15 +7,12 @@ reports is checked against the judge's own clock and memory.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import os
 import resource
 import signal
 import socket
 import sys
-import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autokernel.judge import wire
+from autokernel.judge.stopwatch import DeviceStopwatch, HostStopwatch, Kernel, private_copy
 from autokernel.spec import DTYPE_NAMES
 
 MAX_REASON_CHARS = 4000
@@ -31,16 +29,19 @@ MAX_FILE_BYTES = 1 << 30
 _M_PERTURB = -6  # glibc's mallopt parameter: fill fresh memory with ~byte and freed memory with byte
 _PR_SET_PDEATHSIG = 1
 
-Kernel = Callable[..., Any]
-
 
 def main(sock: socket.socket, setup: dict[str, Any]) -> None:
-    """Enter the sandbox, load the target, then serve the judge until it hangs up."""
-    _confine(Path(setup["scratch"]), setup["memory_bytes"])
+    """Enter the sandbox, get the device ready, load what the judge names, then serve it until it hangs up."""
+    _confine(setup["memory_bytes"])
     torch.manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
-    session = _Session(sock)
+    session = _Session(sock, setup["device"])
     try:
-        session.kernel = load_target(setup["target"])
+        session.warm_up()
+        first, _ = wire.receive(sock)
+        _settle(Path(first["scratch"]))
+        session.kernel = load_target(first["target"])
+    except EOFError:
+        return
     except BaseException as error:
         wire.send(sock, _failure(error))
         return
@@ -75,24 +76,40 @@ def load_target(target: dict[str, Any]) -> Kernel:
 class _Session:
     """The judge's view of this process: one kernel, one arena, and the inputs prepared for timing."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
+    def __init__(self, sock: socket.socket, device: str) -> None:
+        self._sock, self._device = sock, device
         self.kernel: Kernel
         self._arena: wire.Arena | None = None
         self._prepared: dict[str, list[list[Any]]] = {}
+        self._stopwatch: HostStopwatch | DeviceStopwatch = HostStopwatch()
         self._kept: Any = None
 
+    def warm_up(self) -> None:
+        """Create the GPU's context and load Triton's driver: half a second that the candidate need not wait."""
+        if self._device == "cpu":
+            return
+        torch.zeros(1, device=self._device)
+        from triton.runtime import driver
+
+        driver.active.get_current_target()
+
     def answer(self, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
-        if fds:
-            self._arena = wire.Arena(fds[0], message["arena_size"])
+        if "arena" in message:
+            if self._arena is not None:
+                self._arena.detach()
+            self._arena = wire.Arena.attach(message["arena"], fds)
         command = message["command"]
         if command == "run":
             return self._run(message)
         if command == "prepare":
-            self._prepared[message["key"]] = [[_private(v) for v in self._arguments(c)] for c in message["calls"]]
+            sets = [[private_copy(value) for value in self._arguments(call)] for call in message["calls"]]
+            self._prepared[message["key"]] = sets
+            self._synchronize()
             return {"ok": True}
         if command == "time":
             return self._time(message)
+        if command == "graph":
+            return {"ok": True, "graph_us": self._stopwatch.graph_us(self.kernel, self._prepared[message["key"]])}
         if command == "fetch":
             return {"ok": True, "outputs": self._export([self._kept], message)}
         raise ValueError(f"unknown command {command!r}")
@@ -112,16 +129,25 @@ class _Session:
         outputs, ops = [], set()
         try:
             for number, arguments in enumerate(calls):
-                _poison_malloc(message["poison"][number])
+                self._poison(message["poison"][number], message["out_bytes"])
                 if message.get("trace"):
                     with _OpRecorder() as recorder:
                         outputs.append(self.kernel(*arguments))
                     ops |= recorder.names
                 else:
                     outputs.append(self.kernel(*arguments))
+            self._synchronize()
         finally:
-            _poison_malloc(0)
-        return {"ok": True, "outputs": self._export(outputs, message), "aten": sorted(ops)}
+            if self._device == "cpu":
+                _poison_malloc(0)
+        return {"ok": True, "outputs": self._export(outputs, message), "aten": sorted(ops), **self._memory()}
+
+    def _poison(self, byte: int, nbytes: int) -> None:
+        """Fill memory that the kernel will get with a known byte, so that an element it forgets to write is seen."""
+        if self._device == "cpu":
+            _poison_malloc(byte)
+        elif nbytes:  # PyTorch hands freed memory of that size out again
+            torch.empty(nbytes, dtype=torch.uint8, device=self._device).fill_(byte)
 
     def _export(self, outputs: list[Any], message: dict[str, Any]) -> list[dict[str, Any]]:
         """Describe outputs and copy those that fit into the arena, all after the last call."""
@@ -145,39 +171,27 @@ class _Session:
             if 0 < nbytes <= message["out_bytes"] and self._arena is not None and output.layout is torch.strided:
                 flat = output.detach().contiguous().reshape(-1).view(torch.uint8)
                 self._arena.bytes[offset : offset + nbytes].copy_(flat)
+        self._synchronize()
         return described
 
     def _time(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Time `calls` calls over the prepared inputs, rotating; keeps one output for the judge to look at."""
-        sets, kernel = self._prepared[message["key"]], self.kernel
+        """Time calls over the prepared inputs, rotating; keeps one output for the judge to look at."""
+        if self._device != "cpu" and isinstance(self._stopwatch, HostStopwatch):
+            self._stopwatch = DeviceStopwatch(message["flush_bytes"])
+        sets = self._prepared[message["key"]]
         schedule = [sets[i] for i in message["order"]]
-        keep = message["keep"]
-        clock = time.perf_counter_ns
-        begin = clock()
-        for arguments in schedule[: message["warm"]]:
-            kernel(*arguments)
-        kept = out = None
-        stamps = [clock()]
-        for number, arguments in enumerate(schedule):
-            out = kernel(*arguments)
-            stamps.append(clock())
-            if number == keep:
-                kept = out
-        del out
-        self._kept = kept
-        call_ns = [after - before for before, after in itertools.pairwise(stamps)]
-        return {"ok": True, "warm_ns": stamps[0] - begin, "call_ns": call_ns}
+        block = self._stopwatch.block(self.kernel, schedule, warm=message["warm"], keep=message["keep"])
+        self._kept = block.kept
+        times = {"calls_us": block.calls_us, "warm_us": block.warm_us, "host_us": block.host_us}
+        return {"ok": True, **times, "idle_us": block.idle_us, **self._memory()}
 
+    def _memory(self) -> dict[str, Any]:
+        """Most GPU memory that PyTorch has handed out here so far; nothing on a CPU, where the judge looks itself."""
+        return {} if self._device == "cpu" else {"peak_bytes": torch.cuda.max_memory_allocated()}
 
-def _private(value: Any) -> Any:
-    """A copy in memory of the usual kind: what a model's own activations would be."""
-    if not isinstance(value, Tensor):
-        return value
-    elements = wire.storage_elements(value.shape, value.stride())
-    storage = torch.empty(elements, dtype=value.dtype)
-    if elements:
-        storage.copy_(value.as_strided((elements,), (1,)))
-    return storage.as_strided(value.shape, value.stride())
+    def _synchronize(self) -> None:
+        if self._device != "cpu":
+            torch.cuda.synchronize()
 
 
 class _OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -193,24 +207,33 @@ class _OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _poison_malloc(byte: int) -> None:
-    """Fill memory that the kernel will get with a known byte, so that an element it forgets to write is seen."""
+    """Have malloc fill what it hands out; 0 ends it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).mallopt(_M_PERTURB, byte)
 
 
-def _confine(scratch: Path, memory_bytes: int) -> None:
+def _confine(memory_bytes: int) -> None:
     os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
+
+
+def _settle(scratch: Path) -> None:
+    """Move into the candidate's own folder: what it prints, builds and caches stays there."""
     os.chdir(scratch)
     log = os.open("output.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.update(
-        HOME=str(scratch), TMPDIR=str(scratch), AUTOKERNEL_BUILD_DIR=str(scratch / "build"), PYTHONDONTWRITEBYTECODE="1"
+        HOME=str(scratch),
+        TMPDIR=str(scratch),
+        AUTOKERNEL_BUILD_DIR=str(scratch / "build"),
+        TRITON_CACHE_DIR=str(scratch / "triton"),
+        TORCHINDUCTOR_CACHE_DIR=str(scratch / "inductor"),
+        PYTHONDONTWRITEBYTECODE="1",
     )
 
 

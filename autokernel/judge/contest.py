@@ -7,6 +7,7 @@ calls per forward times the latency of a call. The children's clocks are checked
 
 from __future__ import annotations
 
+import logging
 import random
 import secrets
 import statistics
@@ -19,6 +20,8 @@ from autokernel.judge.worker import Rejected, Worker
 from autokernel.records import Interval, TimedCase, Verdict
 from autokernel.spec import Inputs, KernelSpec
 from autokernel.stats import ratio_interval
+
+log = logging.getLogger(__name__)
 
 BLOCK_US = 6_000.0
 MAX_CALLS = 256
@@ -44,13 +47,15 @@ class Contest:
         """
         self._spec, self._timed, self._workers = spec, timed, workers
         self._rng = random.Random(secrets.randbits(64))
+        device = next(iter(workers.values())).device
         self._sets: list[list[Inputs]] = [
-            [spec.make_inputs(item.case, secrets.randbits(62)) for _ in range(INPUT_SETS)] for item in timed
+            [spec.make_inputs(item.case, secrets.randbits(62), device) for _ in range(INPUT_SETS)] for item in timed
         ]
         self.rounds: dict[str, list[float]] = {name: [] for name in workers}
         self._claimed_us = dict.fromkeys(workers, 0.0)
         self._wall_us = dict.fromkeys(workers, 0.0)
         self._blocks = dict.fromkeys(workers, 0)
+        self._host_us: dict[tuple[str, int], float] = {}
         self._kept: dict[str, tuple[int, int]] = {}
         self._calls = {name: self._calibrate(name, first_deadline_s) for name in workers}
 
@@ -73,6 +78,24 @@ class Contest:
     def speedup(self, name: str, over: str) -> Interval:
         """Latency of `over` / latency of `name`, paired by round."""
         return ratio_interval(self.rounds[over], self.rounds[name])
+
+    def host_us(self, name: str) -> float | None:
+        """What the host needs for one forward's worth of GPU calls, in us; None on a CPU, where it is the latency."""
+        if self._workers[name].device == "cpu":
+            return None
+        return sum(item.calls * self._host_us[name, index] for index, item in enumerate(self._timed))
+
+    def graph_us(self, name: str) -> float | None:
+        """One forward's worth of calls in us, each in a replayed CUDA graph; None on a CPU or where it cannot be
+        captured. Nothing of the child can be relied upon after a failed capture.
+        """
+        if self._workers[name].device == "cpu":
+            return None
+        try:
+            return sum(item.calls * self._workers[name].graph_us(str(i)) for i, item in enumerate(self._timed))
+        except Rejected as rejected:
+            log.info("no CUDA graph of the %s: %s", name, rejected.reason)
+            return None
 
     def verify(self, name: str) -> None:
         """Check the last kept timed output, and the child's clock against the judge's. Raises: Rejected."""
@@ -97,7 +120,8 @@ class Contest:
         warm = min(WARM_CALLS, calls)
         block = self._workers[name].time(str(index), order, warm=warm, keep=keep)
         self._kept[name] = (index, order[keep])
-        self._claimed_us[name] += block.warm_us + sum(block.calls_us)
+        self._claimed_us[name] += block.warm_us + block.idle_us + sum(block.calls_us)
+        self._host_us[name, index] = statistics.median(block.host_us or [0.0])
         self._wall_us[name] += block.wall_us
         self._blocks[name] += 1
         return block.latency_us

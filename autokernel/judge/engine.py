@@ -171,7 +171,7 @@ class Judge:
         if speedup.low <= 1 + KEEP_MARGIN < speedup.high:  # undecided: as many again
             contest.run(MAX_ROUNDS - ROUNDS)
         contest.verify(_CANDIDATE)
-        return _timing(contest)
+        return _timing(contest, graph_us=contest.graph_us(_CANDIDATE))
 
     def _confirm(self, kernel_py: str, incumbent: str) -> Timing:
         """Time a winner once more, both in new processes on new inputs; this number is the one that counts."""
@@ -206,12 +206,14 @@ class _Screened(Exception):
         self.timing = timing
 
 
-def _timing(contest: Contest) -> Timing:
+def _timing(contest: Contest, graph_us: float | None = None) -> Timing:
     return Timing(
         candidate_us=contest.latency_us(_CANDIDATE),
         incumbent_us=contest.latency_us(_INCUMBENT),
         speedup=contest.speedup(_CANDIDATE, _INCUMBENT),
         blocks=len(contest.rounds[_CANDIDATE]),
+        host_us=contest.host_us(_CANDIDATE),
+        graph_us=graph_us,
     )
 
 

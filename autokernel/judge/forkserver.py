@@ -1,7 +1,8 @@
 """A server that has imported torch once and forks a fresh child for each candidate in about 15 ms.
 
 It runs with a scrubbed environment under `python -I`, starts no thread and touches no accelerator, so that a forked
-child is as good as a new process. When the judge dies, its socket closes and the server takes all children with it.
+child is as good as a new process. On a GPU a child needs half a second more for its context, so one idle child is
+always kept ready. When the judge dies, its socket closes and the server takes all children with it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ START_TIMEOUT_S = 120.0
 REPLY_TIMEOUT_S = 30.0
 REAP_TIMEOUT_S = 5.0
 
-PASSED_VARIABLES = ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "CXX", "CUDA_HOME", "CUDA_VISIBLE_DEVICES")
-PASSED_PREFIXES = ("LC_", "OMP_", "KMP_", "MKL_", "GOMP_", "OPENBLAS_")
+PASSED_VARIABLES = ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "CXX", "CC", "CUDA_HOME", "CUDA_VISIBLE_DEVICES")
+PASSED_PREFIXES = ("LC_", "NVIDIA_", "ROCR_", "HIP_", "OMP_", "KMP_", "MKL_", "GOMP_", "OPENBLAS_")
 """All of the judge's environment that a child gets: what finds compilers and sets thread pools. No key can match."""
 
 
@@ -39,14 +40,15 @@ def scrubbed_environment() -> dict[str, str]:
 
 
 class ForkServer:
-    """The judge's handle of the server process; use as a context manager."""
+    """The judge's handle of the server process, whose children work on `device`; use as a context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         ours, theirs = socket.socketpair()
-        self._sock = ours
+        self._sock, self.device = ours, device
+        self._spare: tuple[int, socket.socket] | None = None
         code = (
             f"import sys; sys.path.append({str(PACKAGE_ROOT.parent)!r}); "
-            f"from autokernel.judge.forkserver import serve; serve({theirs.fileno()})"
+            f"from autokernel.judge.forkserver import serve; serve({theirs.fileno()}, {device!r})"
         )
         try:
             self._process = subprocess.Popen(
@@ -62,13 +64,21 @@ class ForkServer:
             theirs.close()
         self._ready = False
 
-    def spawn(self, setup: dict[str, Any]) -> tuple[int, socket.socket]:
-        """Fork a child with `setup`; its process id and our end of its socket.
+    def spawn(self) -> tuple[int, socket.socket]:
+        """A child that waits to be told its target: its process id and our end of its socket.
 
         Raises: WorkerError when the server cannot fork.
         """
+        child = self._spare or self._fork()
+        self._spare = None
+        if self.device != "cpu":
+            self._spare = self._fork()
+        return child
+
+    def _fork(self) -> tuple[int, socket.socket]:
         self._wait_ready()
         ours, theirs = socket.socketpair()
+        setup = {"device": self.device, "memory_bytes": default_memory_bytes()}
         try:
             wire.send(self._sock, {"command": "spawn", "setup": setup}, [theirs.fileno()])
             answer = self._receive()
@@ -87,6 +97,8 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server and every child."""
+        if self._spare is not None:
+            self._spare[1].close()
         self._sock.close()
         try:
             self._process.wait(timeout=REAP_TIMEOUT_S)
@@ -114,10 +126,15 @@ class ForkServer:
             raise WorkerError(f"the judge's server does not answer: {error}", hint="run `autokernel doctor`") from None
 
 
-def serve(fd: int) -> None:
+def serve(fd: int, device: str) -> None:
     """Body of the server process: fork on request until the judge hangs up."""
     import autokernel.judge.child as child  # imports torch, once for all children
-    import autokernel.native  # noqa: F401  every native kernel needs it
+    import autokernel.native
+
+    if device != "cpu":
+        import triton  # noqa: F401
+
+        import autokernel.target  # noqa: F401
 
     control = socket.socket(fileno=fd)
     os.set_inheritable(fd, False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from autokernel.records import Case, TensorMeta, Verdict
 from autokernel.spec import Adversary, Inputs, KernelSpec, describe, upcast
 
 FP64_LIMIT_ELEMENTS = 1 << 28
-"""Inputs with more elements than this (2 GiB in fp64) get an fp32 truth."""
+"""CPU inputs with more elements than this (2 GiB in fp64) get an fp32 truth; on a GPU, those that do not fit."""
 
 ALLOCATION_AND_VIEWS = frozenset(
     {
@@ -82,7 +83,7 @@ class Trial:
     def inputs(self, case: Case, adversary: Adversary | None = None) -> Inputs:
         """Arguments for `case` from a seed that exists only here."""
         seed = secrets.randbits(62)
-        inputs = self.spec.make_inputs(case, seed)
+        inputs = self.spec.make_inputs(case, seed, self.worker.device)
         return adversary(inputs, torch.Generator().manual_seed(seed + 1)) if adversary else inputs
 
     def check_outputs(self, case: Case, calls: Sequence[Inputs], label: str = "") -> list[Tensor]:
@@ -111,17 +112,24 @@ def same_bits(first: Tensor, second: Tensor) -> bool:
     return torch.equal(first.view(-1).view(torch.uint8), second.view(-1).view(torch.uint8))
 
 
+def _wide_oracle(spec: KernelSpec, inputs: Inputs) -> Tensor:
+    """The oracle's output in fp64, or in fp32 where memory does not allow that."""
+    tensors = [value for value in inputs.values() if isinstance(value, Tensor)]
+    if sum(value.numel() for value in tensors) <= FP64_LIMIT_ELEMENTS or any(value.is_cuda for value in tensors):
+        with contextlib.suppress(torch.OutOfMemoryError):
+            return spec.oracle(**upcast(inputs, torch.float64))
+    return spec.oracle(**upcast(inputs, torch.float32))
+
+
 def truth_of(spec: KernelSpec, inputs: Inputs) -> tuple[Truth, TensorMeta]:
     """The oracle's fp64 output with PyTorch's own error, and what a right output looks like in the tested dtype.
 
     Raises: OracleError when the reference fails on its own inputs.
     """
-    elements = sum(value.numel() for value in inputs.values() if isinstance(value, Tensor))
-    dtype = torch.float64 if elements <= FP64_LIMIT_ELEMENTS else torch.float32
     native = spec.baselines.get("native") or spec.baselines["eager"]
     try:
         with torch.no_grad():
-            value = spec.oracle(**upcast(inputs, dtype)).to(torch.float64)
+            value = _wide_oracle(spec, inputs).to(torch.float64)
             own = native(**inputs)
     except Exception as error:
         raise OracleError(

@@ -1,4 +1,4 @@
-"""How judge and child talk: length-prefixed JSON over a socket, and tensors in shared memory with red zones.
+"""How judge and child talk: length-prefixed JSON over a socket, and tensors in shared (CPU or GPU) memory.
 
 The judge owns the memory and checks it after every call: red zones, gaps between strided elements and the inputs
 themselves must be as it left them. JSON only, never pickle: the child is not trusted.
@@ -19,13 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autokernel.judge import devicememory
 from autokernel.records import TensorMeta
 from autokernel.spec import DTYPES, contiguous_stride
 
 MAX_MESSAGE_BYTES = 1 << 20
 RED_ZONE_BYTES = 4096
 RED_ZONE_VALUE = 0xA5
-ALIGNMENT = 64  # what PyTorch's own CPU allocator gives
+ALIGNMENT = {"cpu": 64, "cuda": 512}
+"""What PyTorch's own allocators give: a kernel must not be judged on better aligned memory than it will get."""
 
 _HEADER = struct.Struct("<I")
 
@@ -108,36 +110,54 @@ def slot_for(meta: TensorMeta, offset: int) -> Slot:
     return Slot(offset=offset, nbytes=nbytes, shape=meta.shape, stride=stride, dtype=meta.dtype)
 
 
-def next_offset(end: int) -> int:
+def next_offset(end: int, device: str) -> int:
     """Where the next storage may begin: behind a red zone, aligned."""
-    return -(-(end + RED_ZONE_BYTES) // ALIGNMENT) * ALIGNMENT
+    alignment = ALIGNMENT[device]
+    return -(-(end + RED_ZONE_BYTES) // alignment) * alignment
 
 
 class Arena:
-    """Shared memory, seen by both processes. The judge creates it, the child attaches by descriptor."""
+    """Memory that judge and child both see; `bytes` is all of it, flat. The judge creates it, the child attaches.
 
-    def __init__(self, fd: int, size: int) -> None:
-        self.fd, self.size = fd, size
-        self._map = mmap.mmap(fd, size)
-        self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+    On the CPU it is a nameless file, passed as a descriptor; on a GPU an allocation, passed as a handle.
+    """
+
+    def __init__(self, memory: Tensor, *, fd: int | None = None) -> None:
+        self.bytes, self._fd = memory, fd
+        self.size = memory.numel()
 
     @staticmethod
-    def create(size: int) -> Arena:
-        """Fresh zeroed memory of at least `size` bytes that no path leads to."""
+    def create(size: int, device: str = "cpu") -> Arena:
+        """Fresh memory of at least `size` bytes that no path leads to."""
         size = max(mmap.PAGESIZE, size)
+        if device != "cpu":
+            return Arena(devicememory.allocate(size))
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create("autokernel")
         else:
             with tempfile.TemporaryFile() as file:
                 fd = os.dup(file.fileno())
         os.ftruncate(fd, size)
-        return Arena(fd, size)
+        return Arena(_mapped(fd, size), fd=fd)
+
+    def offer(self) -> tuple[dict[str, Any], list[int]]:
+        """What tells the child of this arena: fields of a message, and descriptors to ride along."""
+        if self._fd is not None:
+            return {"arena": {"size": self.size}}, [self._fd]
+        return {"arena": {"size": self.size, "handle": devicememory.handle_of(self.bytes)}}, []
+
+    @staticmethod
+    def attach(offered: dict[str, Any], fds: Sequence[int]) -> Arena:
+        """The child's view of what `offer` described."""
+        if fds:
+            return Arena(_mapped(fds[0], offered["size"]), fd=fds[0])
+        return Arena(devicememory.open_shared(offered["handle"], offered["size"]))
 
     def tensor(self, slot: Slot) -> Tensor:
         """A view of the tensor in `slot`, not a copy."""
         dtype = DTYPES[slot.dtype]
         if slot.nbytes == 0:
-            return torch.empty_strided(slot.shape, slot.stride, dtype=dtype)
+            return torch.empty_strided(slot.shape, slot.stride, dtype=dtype, device=self.bytes.device)
         flat = self.bytes[slot.offset : slot.offset + slot.nbytes].view(dtype)
         return flat.as_strided(slot.shape, slot.stride)
 
@@ -149,5 +169,19 @@ class Arena:
         self.tensor(slot)[index].copy_(value[index])
 
     def close(self) -> None:
-        """Give the descriptor back; the mapping lives as long as tensors do."""
-        os.close(self.fd)
+        """Give it back. Its file lives on as long as views of it do; GPU memory does not."""
+        if self._fd is not None:
+            os.close(self._fd)
+        else:
+            devicememory.free(self.bytes)
+
+    def detach(self) -> None:
+        """The child's end of `close`."""
+        if self._fd is not None:
+            os.close(self._fd)
+        else:
+            devicememory.close_shared(self.bytes)
+
+
+def _mapped(fd: int, size: int) -> Tensor:
+    return torch.frombuffer(mmap.mmap(fd, size), dtype=torch.uint8)

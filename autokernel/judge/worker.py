@@ -19,9 +19,12 @@ import torch
 from torch import Tensor
 
 from autokernel.judge import wire
-from autokernel.judge.forkserver import ForkServer, default_memory_bytes
+from autokernel.judge.forkserver import ForkServer
 from autokernel.records import TensorMeta, Verdict
 from autokernel.spec import DTYPES, Inputs, contiguous_stride, describe
+
+L2_FLUSHES, LEAST_FLUSH_BYTES = 4, 128 << 20
+"""How many times the size of the L2 is overwritten before a timed call, and what is overwritten at least."""
 
 LOAD_DEADLINE_S = 150.0
 CALL_DEADLINE_S = 30.0
@@ -37,10 +40,15 @@ class Rejected(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedBlock:
-    """One block of calls: each call and the untimed ones before by the child's clock, the whole by the judge's; us."""
+    """One block of calls: each call and the untimed ones before by the child's clock, the whole by the judge's; us.
+
+    `idle_us` is what the child's clock itself took (flushing caches), `host_us` the host's part of each GPU call.
+    """
 
     calls_us: tuple[float, ...]
     warm_us: float
+    host_us: tuple[float, ...]
+    idle_us: float
     wall_us: float
 
     @property
@@ -58,11 +66,14 @@ class Worker:
 
     def __init__(self, server: ForkServer, target: dict[str, Any], scratch: Path) -> None:
         scratch.mkdir(parents=True, exist_ok=True)
-        setup = {"target": target, "scratch": str(scratch), "memory_bytes": default_memory_bytes()}
-        self._server, self._scratch = server, scratch
-        self.pid, self._sock = server.spawn(setup)
+        self._server, self._scratch, self.device = server, scratch, server.device
+        self.pid, self._sock = server.spawn()
         self._arena: wire.Arena | None = None
+        self._retired: list[wire.Arena] = []
+        self._peak_bytes: int | None = None
         self._closed = False
+        with contextlib.suppress(OSError):  # a child that is dead already is noticed by `load`
+            wire.send(self._sock, {"target": target, "scratch": str(scratch)})
 
     def load(self, deadline_s: float = LOAD_DEADLINE_S) -> None:
         """Wait until the child has imported (and compiled) its target. Raises: Rejected."""
@@ -82,13 +93,13 @@ class Worker:
         Raises: Rejected for a fault, a changed input, a write outside its buffers, or an output of another kind.
         """
         slots, out_offsets, out_bytes = self._lay_out(calls, output)
-        arena, fds = self._write(calls, slots, out_offsets[-1] + out_bytes)
+        arena, offer, fds = self._write(calls, slots, out_offsets[-1] + out_bytes)
         inputs_end = out_offsets[0]
         before = arena.bytes[:inputs_end].clone()
         message = {
             "command": "run",
             "calls": _encode(calls, slots),
-            "arena_size": arena.size,
+            **offer,
             "out_offsets": out_offsets,
             "out_bytes": out_bytes,
             "poison": [secrets.randbelow(254) + 1 for _ in calls],
@@ -105,33 +116,52 @@ class Worker:
     def prepare(self, key: str, sets: Sequence[Inputs]) -> None:
         """Give the child its own copies of `sets`, to be timed under `key`. Raises: Rejected."""
         slots, offsets, _ = self._lay_out(sets, [])
-        arena, fds = self._write(sets, slots, offsets[0] if offsets else wire.RED_ZONE_BYTES)
-        message = {"command": "prepare", "key": key, "calls": _encode(sets, slots), "arena_size": arena.size}
+        _, offer, fds = self._write(sets, slots, offsets[0] if offsets else wire.RED_ZONE_BYTES)
+        message = {"command": "prepare", "key": key, "calls": _encode(sets, slots), **offer}
         self._ask(message, CALL_DEADLINE_S, fds)
 
     def time(
         self, key: str, order: Sequence[int], *, warm: int, keep: int, deadline_s: float = CALL_DEADLINE_S
     ) -> TimedBlock:
         """Time one block of calls over the prepared sets in `order`; output number `keep` stays for `fetch`."""
-        message = {"command": "time", "key": key, "order": list(order), "warm": warm, "keep": keep}
+        message = {
+            "command": "time",
+            "key": key,
+            "order": list(order),
+            "warm": warm,
+            "keep": keep,
+            "flush_bytes": flush_bytes() if self.device != "cpu" else 0,
+        }
         start = time.perf_counter()
         answer = self._ask(message, deadline_s)
         wall_us = (time.perf_counter() - start) * 1e6
-        calls_us = tuple(float(ns) / 1e3 for ns in answer["call_ns"])
+        calls_us = tuple(map(float, answer["calls_us"]))
         if len(calls_us) != len(order) or min(calls_us) <= 0:
             raise Rejected(Verdict.TAMPER, f"reports {len(calls_us)} times for {len(order)} calls, or impossible ones")
-        return TimedBlock(calls_us=calls_us, warm_us=float(answer["warm_ns"]) / 1e3, wall_us=wall_us)
+        return TimedBlock(
+            calls_us=calls_us,
+            warm_us=float(answer["warm_us"]),
+            host_us=tuple(map(float, answer["host_us"])),
+            idle_us=float(answer["idle_us"]),
+            wall_us=wall_us,
+        )
+
+    def graph_us(self, key: str) -> float:
+        """Time of a call in us within a replayed CUDA graph over the prepared sets. Raises: Rejected."""
+        return float(self._ask({"command": "graph", "key": key}, CALL_DEADLINE_S)["graph_us"])
 
     def fetch(self, expected: TensorMeta) -> Tensor:
         """The output kept from the last timed block. Raises: Rejected."""
         _, offsets, nbytes = self._lay_out([], [expected])
-        arena, fds = self._write([], [], offsets[0] + nbytes)
-        message = {"command": "fetch", "arena_size": arena.size, "out_offsets": offsets, "out_bytes": nbytes}
+        _, offer, fds = self._write([], [], offsets[0] + nbytes)
+        message = {"command": "fetch", **offer, "out_offsets": offsets, "out_bytes": nbytes}
         answer = self._ask(message, CALL_DEADLINE_S, fds)
         return self._collect(answer["outputs"][0], offsets[0], expected)
 
     def peak_memory_mb(self) -> float | None:
-        """Largest resident size of the child so far, or None where the system does not tell."""
+        """Most GPU memory that the child says it was handed, or its largest resident size; None where unknown."""
+        if self.device != "cpu":
+            return None if self._peak_bytes is None else round(self._peak_bytes / 2**20, 1)
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
                 if line.startswith("VmHWM"):
@@ -146,8 +176,8 @@ class Worker:
         self._kill()
         self._sock.close()
         self._server.reap(self.pid)
-        if self._arena is not None:
-            self._arena.close()
+        for arena in (*self._retired, *([self._arena] if self._arena else [])):
+            arena.close()
 
     def __enter__(self) -> Worker:
         return self
@@ -171,31 +201,34 @@ class Worker:
             for name, value in inputs.items():
                 if isinstance(value, Tensor):
                     placed[name] = wire.slot_for(describe(value), offset)
-                    offset = wire.next_offset(offset + placed[name].nbytes)
+                    offset = wire.next_offset(offset + placed[name].nbytes, self.device)
             slots.append(placed)
         out_bytes = max((meta.numel * DTYPES[meta.dtype].itemsize for meta in output), default=0)
         out_offsets = []
         for _ in output:
             out_offsets.append(offset)
-            offset = wire.next_offset(offset + out_bytes)
+            offset = wire.next_offset(offset + out_bytes, self.device)
         return slots, out_offsets or [offset], out_bytes
 
     def _write(
         self, calls: Sequence[Inputs], slots: Sequence[dict[str, wire.Slot]], size: int
-    ) -> tuple[wire.Arena, list[int]]:
-        """Fill the arena with red zones and inputs; a descriptor to send when it had to grow."""
+    ) -> tuple[wire.Arena, dict[str, Any], list[int]]:
+        """Fill the arena with red zones and inputs; fields and descriptors to send when it is a new one."""
+        offer: dict[str, Any] = {}
         fds: list[int] = []
         if self._arena is None or self._arena.size < size:
             if self._arena is not None:
-                self._arena.close()
-            self._arena = wire.Arena.create(size + size // 4)
-            fds = [self._arena.fd]
+                self._retired.append(self._arena)  # the child may still have it open
+            self._arena = wire.Arena.create(size + size // 4, self.device)
+            offer, fds = self._arena.offer()
         arena = self._arena
         arena.bytes[:size].fill_(wire.RED_ZONE_VALUE)
         for inputs, placed in zip(calls, slots, strict=True):
             for name, slot in placed.items():
                 arena.put(slot, inputs[name])
-        return arena, fds
+        if self.device != "cpu":
+            torch.cuda.synchronize()  # the child must not see half of it
+        return arena, offer, fds
 
     def _check_inputs(self, arena: wire.Arena, before: Tensor, slots: Sequence[dict[str, wire.Slot]]) -> None:
         after = arena.bytes[: before.numel()]
@@ -213,7 +246,7 @@ class Worker:
         if described.get("type") != "Tensor":
             raise Rejected(Verdict.FAIL, f"returned {described.get('type')}, not a plain tensor")
         got = (tuple(described["shape"]), described["dtype"], described["device"])
-        want = (expected.shape, expected.dtype, "cpu")
+        want = (expected.shape, expected.dtype, self.device)
         if got != want:
             raise Rejected(Verdict.FAIL, f"returned shape, dtype, device {got}; should be {want}")
         if described["grad"]:
@@ -252,6 +285,7 @@ class Worker:
         except (EOFError, OSError):
             raise self._death() from None
         if answer.get("ok"):
+            self._peak_bytes = answer.get("peak_bytes", self._peak_bytes)
             return answer
         verdict = Verdict.OOM if answer.get("kind") == "oom" else Verdict.CRASH
         raise Rejected(verdict, str(answer.get("reason", "no reason given")))
@@ -272,6 +306,12 @@ class Worker:
                 kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
+
+
+def flush_bytes() -> int:
+    """Bytes to overwrite so that nothing of the inputs is left in the current GPU's L2."""
+    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return max(L2_FLUSHES * int(properties.L2_cache_size), LEAST_FLUSH_BYTES)
 
 
 def _encode(calls: Sequence[Inputs], slots: Sequence[dict[str, wire.Slot]]) -> list[list[Any]]:

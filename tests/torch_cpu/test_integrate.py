@@ -55,7 +55,7 @@ def model_file(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def profiled(model_file):
-    request = {"request": "profile", "model": str(model_file), "dtype": None, "ops": None, "seed": 0}
+    request = {"request": "profile", "model": str(model_file), "device": "cpu", "dtype": None, "ops": None, "seed": 0}
     return call_worker(request, deadline_s=120, workdir=model_file.parent)
 
 
@@ -81,7 +81,7 @@ def test_kernels_that_help_are_kept_and_others_left_out(profiled, model_file, tm
         kernel(tmp_path, planned, "softmax", SLOW_SOFTMAX),
         kernel(tmp_path, planned, "rmsnorm", starter_path("rmsnorm", "cpp").read_text()),
     ]
-    request = {"request": "integrate", "model": str(model_file), "kernels": kernels, "budget_s": 10}
+    request = {"request": "integrate", "model": str(model_file), "device": "cpu", "kernels": kernels, "budget_s": 10}
     answer = call_worker(request, deadline_s=120, workdir=tmp_path)
     assert answer["used"] == ["rmsnorm"]
     assert "no sure gain" in answer["left_out"]["softmax"]
@@ -140,7 +140,9 @@ def worker_error(tmp_path, body, kind=ConfigError, deadline_s=60.0):
         "def get_inputs():\n    return [torch.randn(3)]\n"
     )
     with pytest.raises(kind) as failure:
-        call_worker({"request": "profile", "model": str(path)}, deadline_s=deadline_s, workdir=tmp_path)
+        call_worker(
+            {"request": "profile", "model": str(path), "device": "cpu"}, deadline_s=deadline_s, workdir=tmp_path
+        )
     assert "Traceback" not in str(failure.value)
     return failure.value
 
@@ -166,7 +168,7 @@ def test_a_hang_ends_at_the_deadline_with_all_it_started(tmp_path):
 
 
 def test_missing_model_is_a_config_error(tmp_path):
-    request = {"request": "profile", "model": str(tmp_path / "nothing.py")}
+    request = {"request": "profile", "model": str(tmp_path / "nothing.py"), "device": "cpu"}
     with pytest.raises(ConfigError, match=r"nothing\.py"):
         call_worker(request, deadline_s=60, workdir=tmp_path)
 

@@ -1,0 +1,148 @@
+"""The clocks of a candidate's process: the wall clock for CPU kernels, events on the stream for GPU kernels.
+
+On a GPU a call is timed as `triton.testing.do_bench` does it: the L2 is overwritten before each call and events stand
+round it. The device is first given something to do, so that the host is ahead by the time the first event passes and
+no gap between launches is counted as the kernel's. What the host needs for a call is a number of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autokernel.judge.wire import storage_elements
+
+Kernel = Callable[..., Any]
+
+SLEEP_CYCLES_PER_US = 2_000
+"""At about 2 GHz, the clock of current parts; a slower clock only sleeps longer."""
+
+MOST_SLEEP_US = 50_000.0
+GRAPH_CALLS, GRAPH_REPLAYS = 20, 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Times of one block of calls in us. `host_us` is what the host needed for each call, where that is another clock.
+
+    `idle_us` is time inside the block that the clock itself took (flushes, a head start). `kept` is one call's output.
+    """
+
+    calls_us: list[float]
+    warm_us: float
+    host_us: list[float]
+    idle_us: float
+    kept: Any
+
+
+class HostStopwatch:
+    """The wall clock; for kernels that run on the calling thread."""
+
+    def block(self, kernel: Kernel, schedule: Sequence[Sequence[Any]], *, warm: int, keep: int) -> Block:
+        """Time one call of `kernel` for each of `schedule`, after its first `warm` calls untimed."""
+        clock = time.perf_counter_ns
+        begin = clock()
+        for arguments in schedule[:warm]:
+            kernel(*arguments)
+        kept = out = None
+        stamps = [clock()]
+        for number, arguments in enumerate(schedule):
+            out = kernel(*arguments)
+            stamps.append(clock())
+            if number == keep:
+                kept = out
+        del out
+        calls = [(after - before) / 1e3 for before, after in itertools.pairwise(stamps)]
+        return Block(calls_us=calls, warm_us=(stamps[0] - begin) / 1e3, host_us=[], idle_us=0.0, kept=kept)
+
+    def graph_us(self, kernel: Kernel, schedule: Sequence[Sequence[Any]]) -> float:
+        """There are no CUDA graphs on a CPU. Raises: RuntimeError."""
+        raise RuntimeError("CUDA graphs need a GPU")
+
+
+class DeviceStopwatch:
+    """Events on PyTorch's current stream, with the L2 overwritten before each call."""
+
+    def __init__(self, flush_bytes: int) -> None:
+        self._flush = torch.empty(flush_bytes, dtype=torch.uint8, device="cuda")
+        self._flush.zero_()
+        start, stop = _event(), _event()
+        start.record()
+        self._flush.zero_()
+        stop.record()
+        stop.synchronize()
+        self._flush_us = float(start.elapsed_time(stop)) * 1e3
+        self._queue_us = 0.0  # what the host needed to queue a call and its flush in the last block
+
+    def block(self, kernel: Kernel, schedule: Sequence[Sequence[Any]], *, warm: int, keep: int) -> Block:
+        """Time one call of `kernel` for each of `schedule`, after its first `warm` calls untimed."""
+        begin = time.perf_counter_ns()
+        for arguments in schedule[:warm]:
+            kernel(*arguments)
+        torch.cuda.synchronize()
+        warm_us = (time.perf_counter_ns() - begin) / 1e3
+        # As if the calls took the device no time at all: more than enough, and cheap.
+        idle_us = min(MOST_SLEEP_US, max(0.0, self._queue_us - self._flush_us) * len(schedule))
+        torch.cuda._sleep(1 + int(idle_us * SLEEP_CYCLES_PER_US))  # type: ignore[no-untyped-call]
+        events = [(_event(), _event()) for _ in schedule]
+        host_us, kept, out = [], None, None
+        ahead = time.perf_counter_ns()
+        for number, (arguments, (start, stop)) in enumerate(zip(schedule, events, strict=True)):
+            self._flush.zero_()
+            start.record()
+            called = time.perf_counter_ns()
+            out = kernel(*arguments)
+            host_us.append((time.perf_counter_ns() - called) / 1e3)
+            stop.record()
+            if number == keep:
+                kept = out
+        self._queue_us = (time.perf_counter_ns() - ahead) / 1e3 / len(schedule)
+        del out
+        torch.cuda.synchronize()
+        calls_us = [float(start.elapsed_time(stop)) * 1e3 for start, stop in events]
+        waited_us = idle_us + self._flush_us * len(schedule)
+        return Block(calls_us=calls_us, warm_us=warm_us, host_us=host_us, idle_us=waited_us, kept=kept)
+
+    def graph_us(self, kernel: Kernel, schedule: Sequence[Sequence[Any]]) -> float:
+        """Time of a call in us when a CUDA graph of several is replayed: no host work, warm caches.
+
+        Raises: RuntimeError when the kernel cannot be captured.
+        """
+        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        calls = list(itertools.islice(itertools.cycle(schedule), GRAPH_CALLS))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream):
+            kernel(*calls[0])
+            stream.synchronize()
+            with torch.cuda.graph(graph, stream=stream):
+                for arguments in calls:
+                    kernel(*arguments)
+        graph.replay()
+        start, stop = _event(), _event()
+        start.record()
+        for _ in range(GRAPH_REPLAYS):
+            graph.replay()
+        stop.record()
+        stop.synchronize()
+        return float(start.elapsed_time(stop)) * 1e3 / (GRAPH_CALLS * GRAPH_REPLAYS)
+
+
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def private_copy(value: Any) -> Any:
+    """A copy in memory of the usual kind on the same device: what a model's own activations would be."""
+    if not isinstance(value, Tensor):
+        return value
+    elements = storage_elements(value.shape, value.stride())
+    storage = torch.empty(elements, dtype=value.dtype, device=value.device)
+    if elements:
+        storage.copy_(value.as_strided((elements,), (1,)))
+    return storage.as_strided(value.shape, value.stride())
