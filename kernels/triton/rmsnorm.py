@@ -1,0 +1,317 @@
+"""RMSNorm over the last dimension(s): y = x / sqrt(mean(x^2) + eps) * weight.
+
+x: [..., *weight.shape] with any strides, fp32, bf16 or fp16; weight: any floating dtype, or None, which normalizes the
+last dimension unscaled. The output is contiguous, in x's dtype. All arithmetic is fp32 and is rounded once.
+
+A norm moves bytes, so each structure below reads x from memory once and keeps many 16-byte loads in flight:
+
+rows      the normalized dimension has unit stride and a row fits in registers. A program takes ROWS rows and is done
+          with them after one load; short rows share a program, long ones are spread over up to 32 warps. As an
+          alternative a persistent grid loops over the rows with the weight in registers, and the next rows are copied
+          to shared memory meanwhile.
+long      longer rows. One program per row and multiprocessor goes over it twice: squares are summed in every lane, then
+          comes the scaling. The second pass runs backwards: what was read last is the likeliest still to be cached,
+          and there is no barrier in either pass.
+strided   heads that were transposed or cut out of a larger tensor, channels first: two-dimensional tiles whose
+          neighbouring lanes go along whichever dimension has unit stride.
+"""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+
+from autokernel.target import on_device, target_of
+
+KERNEL_TYPE = "rmsnorm"
+BACKEND = "triton"
+TUNABLES = {
+    "WARPS": [0, 1, 2, 4, 8, 16, 32],  # rows: warps per program; 0: two 16-byte loads per thread
+    "ROWS": [0, 1, 2, 4, 8, 16, 32],  # rows: rows per program; 0: one, or several short ones
+    "PERSISTENT": [0, -1, 1, 2, 3, 4, 6, 8],  # rows: programs per multiprocessor that loop; -1: no loop; 0: by shape
+    "STAGES": [1, 2, 3, 4],  # rows, persistent: tiles in flight per program; 1: no prefetch
+    "WEIGHT": ["early", "late"],  # rows: read before x and, persistent, kept in registers; or after the sum, each time
+    "LOAD": ["evict_first", ""],  # cache policy of what is read once
+    "STORE": ["evict_first", ""],  # cache policy of the output
+    "MAX_BLOCK": [8192, 16384, 32768, 65536],  # the longest row, in elements, that is kept in registers
+    "LONG_WARPS": [8, 16, 32],  # long: warps per row
+    "UNROLL": [1, 2, 4, 8],  # long: 16-byte loads per thread and step
+    "LONG_STAGES": [1, 2, 3],  # long: steps in flight; 1: only what the warps' drift gives
+    "ACROSS": [8, 16, 32, 64],  # strided: neighbouring rows of a program, where it is those that are contiguous
+}
+CONFIG = {
+    "WARPS": 0,
+    "ROWS": 0,
+    "PERSISTENT": 0,
+    "STAGES": 3,
+    "WEIGHT": "early",
+    "LOAD": "evict_first",
+    "STORE": "evict_first",
+    "MAX_BLOCK": 32768,
+    "LONG_WARPS": 32,
+    "UNROLL": 2,
+    "LONG_STAGES": 1,
+    "ACROSS": 16,
+}
+
+
+@triton.jit
+def _scale(total, cols, eps):
+    """1 / sqrt(mean of squares + eps) from the sum of squares."""
+    return 1.0 / tl.sqrt_rn(total / cols + eps)
+
+
+@triton.jit
+def _read(pointer, col, cols, MASKED: tl.constexpr):
+    """The weight at columns `col` in fp32; 1 where there is none."""
+    if pointer is None:
+        value = 1.0
+    elif MASKED:
+        value = tl.load(pointer + col, col < cols, 0.0, eviction_policy="evict_last").to(tl.float32)
+    else:
+        value = tl.load(pointer + col, eviction_policy="evict_last").to(tl.float32)
+    return value
+
+
+@triton.jit
+def _rows_tile(
+    tile, x, weight, w, out, rows, cols, stride, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+    EARLY: tl.constexpr, LOAD: tl.constexpr, STORE: tl.constexpr,
+):  # fmt: skip
+    row = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK)[None, :]
+    if MASKED:
+        inside = (row < rows) & (col < cols)
+        value = tl.load(x + row * stride + col, inside, 0.0, eviction_policy=LOAD).to(tl.float32)
+    else:
+        value = tl.load(x + row * stride + col, eviction_policy=LOAD).to(tl.float32)
+    scale = _scale(tl.sum(value * value, 1), cols, eps)[:, None]
+    if not EARLY:
+        w = _read(weight, col, cols, MASKED)
+    y = (value * scale * w).to(out.dtype.element_ty)
+    if MASKED:
+        tl.store(out + row * cols + col, y, inside, eviction_policy=STORE)
+    else:
+        tl.store(out + row * cols + col, y, eviction_policy=STORE)
+
+
+@triton.jit(do_not_specialize=["rows", "cols", "stride"])
+def _rows_kernel(
+    x, weight, out, rows, cols, stride, eps, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    MASKED: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, LOAD: tl.constexpr, STORE: tl.constexpr,
+):  # fmt: skip
+    # Multiples of ALIGN, said in a way that the compiler can see: it widens loads and stores by that.
+    cols = cols // ALIGN * ALIGN
+    stride = stride // ALIGN * ALIGN
+    w = 1.0
+    if EARLY:
+        w = _read(weight, tl.arange(0, BLOCK)[None, :], cols, MASKED)
+    if STAGES == 0:
+        _rows_tile(
+            tl.program_id(0), x, weight, w, out, rows, cols, stride, eps, ROWS, BLOCK, MASKED, EARLY, LOAD, STORE
+        )
+    else:
+        for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
+            _rows_tile(tile, x, weight, w, out, rows, cols, stride, eps, ROWS, BLOCK, MASKED, EARLY, LOAD, STORE)
+
+
+@triton.jit(do_not_specialize=["cols", "stride"])
+def _long_kernel(
+    x, weight, out, cols, stride, eps, ALIGN: tl.constexpr, UNROLL: tl.constexpr, LANES: tl.constexpr,
+    STAGES: tl.constexpr, LOAD: tl.constexpr, STORE: tl.constexpr,
+):  # fmt: skip
+    CHUNK: tl.constexpr = UNROLL * LANES
+    row = tl.program_id(0).to(tl.int64)
+    cols = cols // ALIGN * ALIGN
+    x += row * (stride // ALIGN * ALIGN)
+    out += row * cols
+    # A lane sees UNROLL elements of each chunk, and keeps the sum of their squares to itself until the end.
+    at = tl.arange(0, UNROLL)[:, None] * LANES + tl.arange(0, LANES)[None, :]
+    whole = cols // CHUNK * CHUNK
+    total = tl.zeros([LANES], tl.float32)
+    for start in tl.range(0, whole, CHUNK, num_stages=STAGES):
+        value = tl.load(x + start + at, eviction_policy="evict_last").to(tl.float32)
+        total += tl.sum(value * value, 0)
+    inside = at < cols - whole
+    rest = tl.load(x + whole + at, inside, 0.0, eviction_policy=LOAD).to(tl.float32)
+    total += tl.sum(rest * rest, 0)
+
+    scale = _scale(tl.sum(total, 0), cols, eps)
+    w = 1.0
+    if weight is not None:
+        w = tl.load(weight + whole + at, inside, 0.0, eviction_policy="evict_last").to(tl.float32)
+    tl.store(out + whole + at, (rest * scale * w).to(out.dtype.element_ty), inside, eviction_policy=STORE)
+    for done in tl.range(CHUNK, whole + CHUNK, CHUNK, num_stages=STAGES):
+        start = whole - done
+        value = tl.load(x + start + at, eviction_policy=LOAD).to(tl.float32)
+        if weight is not None:
+            w = tl.load(weight + start + at, eviction_policy="evict_last").to(tl.float32)
+        tl.store(out + start + at, (value * scale * w).to(out.dtype.element_ty), eviction_policy=STORE)
+
+
+@triton.jit
+def _strided_kernel(
+    x, weight, out, cols, x_col, eps, n0, n1, n2, x0, x1, x2, out0, out1, out2, WIDE: tl.constexpr, FLAT: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    # A row has three indices. A program takes ROWS neighbours in the last of them, or (FLAT) in all three as one.
+    INDEX: tl.constexpr = tl.int64 if WIDE else tl.int32
+    tile = tl.program_id(0).to(INDEX)
+    lane = tl.arange(0, ROWS)[:, None]
+    if FLAT:
+        row = tile * ROWS + lane
+        outer = row // n2
+        i2 = row % n2
+        inside = outer < n0 * n1
+    else:
+        tiles = tl.cdiv(n2, ROWS)
+        outer = tile // tiles
+        i2 = tile % tiles * ROWS + lane
+        inside = i2 < n2
+    i0 = outer // n1
+    i1 = outer % n1
+    col = tl.arange(0, BLOCK)[None, :]
+    inside &= col < cols
+    at = i0 * x0 + i1 * x1 + i2 * x2 + col.to(INDEX) * x_col
+    value = tl.load(x + at, inside, 0.0).to(tl.float32)
+    scale = _scale(tl.sum(value * value, 1), cols, eps)[:, None]
+    y = (value * scale * _read(weight, col, cols, True)).to(out.dtype.element_ty)
+    tl.store(out + i0 * out0 + i1 * out1 + i2 * out2 + col, y, inside)
+
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+MAX_TILE = 65536  # elements of a program; more do not fit in its registers, whatever CONFIG says
+ONE_WARP_BYTES = 2048  # a row of at most this much belongs to one warp, which needs no barrier to reduce it
+SHORT_TILE_BYTES = 4096  # what a program takes of shorter rows
+THREAD_BYTES = 32  # two 16-byte loads per thread: few registers, so many programs fit, and enough bytes in flight
+TILES_PER_PROGRAM = 4  # fewer than this leave a persistent grid nothing to overlap, and uneven shares
+WIDE_FROM = 2**31 - 2**20  # offsets beyond this need 64 bits; the margin is for masked lanes
+LEAST_ACROSS = 8  # 16 bytes: with fewer neighbouring rows, it is better to make x contiguous first
+
+
+def kernel_fn(x, weight, eps=1e-6):
+    """The normalized x, contiguous, in x's dtype; weight's shape gives the normalized dimensions (None: the last).
+
+    Raises: TypeError for a dtype other than fp16, bf16 and fp32; ValueError when weight does not fit x.
+    """
+    if x.dtype not in DTYPES:
+        raise TypeError(f"rmsnorm takes fp16, bf16 or fp32, not {x.dtype}")
+    shape = x.shape[-1:] if weight is None else weight.shape
+    if not shape or x.shape[-len(shape) :] != shape:
+        raise ValueError(f"weight has shape {list(shape)}, x has {list(x.shape)}")
+    if weight is not None:
+        weight = weight.contiguous()
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if x.numel() == 0:
+        return out
+    eps = float(eps)
+    cols = shape.numel()
+    if x.is_contiguous():
+        _launch_rows(x, weight, out, eps, x.numel() // cols, cols, cols)
+        return out
+    rows, columns = _layout(tuple(x.shape), x.stride(), len(shape))
+    if not _launch_strided(x, weight, out, eps, rows, columns):
+        _launch_rows(x.contiguous(), weight, out, eps, x.numel() // cols, cols, cols)
+    return out
+
+
+def _launch_rows(x, weight, out, eps, rows, cols, stride):
+    target = target_of(x)
+    # The largest power of two, up to 16, that divides where rows begin and end.
+    divisor = cols | stride if rows > 1 else cols
+    align = min(divisor & -divisor, 16)
+    with on_device(x):
+        if cols > CONFIG["MAX_BLOCK"]:
+            warps = min(CONFIG["LONG_WARPS"], 1024 // target.warp_size)
+            _long_kernel[(rows,)](
+                x, weight, out, cols, stride, eps, align, CONFIG["UNROLL"],
+                warps * target.warp_size * (16 // x.element_size()), CONFIG["LONG_STAGES"], CONFIG["LOAD"],
+                CONFIG["STORE"], num_warps=warps,
+            )  # fmt: skip
+            return
+        tile_rows, block, warps, grid, stages = _plan(rows, cols, x.element_size(), target)
+        _rows_kernel[(grid,)](
+            x, weight, out, rows, cols, stride, eps, align, tile_rows, block, block != cols or rows % tile_rows != 0,
+            stages, CONFIG["WEIGHT"] == "early", CONFIG["LOAD"], CONFIG["STORE"], num_warps=warps,
+        )  # fmt: skip
+
+
+@functools.lru_cache(4096)
+def _plan(rows, cols, itemsize, target):
+    """(rows per program, its columns, its warps, programs, stages or 0 for no loop) for rows in registers."""
+    block = triton.next_power_of_2(cols)
+    row_bytes = block * itemsize
+    # Short rows share a program, but not so that multiprocessors are left without one.
+    spare = triton.next_power_of_2(max(1, rows // (4 * target.sms)))
+    tile_rows = CONFIG["ROWS"] or max(
+        1, min(SHORT_TILE_BYTES // row_bytes if row_bytes <= ONE_WARP_BYTES else 1, spare)
+    )
+    tile_rows = min(tile_rows, MAX_TILE // block)
+    threads = target.warp_size if row_bytes <= ONE_WARP_BYTES else tile_rows * row_bytes // THREAD_BYTES
+    warps = CONFIG["WARPS"] or max(1, threads // target.warp_size)
+    warps = min(warps, 1024 // target.warp_size)
+    tiles = triton.cdiv(rows, tile_rows)
+    grid, stages = _persistence(tiles, tile_rows * row_bytes, warps * target.warp_size, target)
+    return tile_rows, block, warps, grid, stages
+
+
+def _persistence(tiles, tile_bytes, threads, target):
+    """(programs, stages): a program per tile and no loop, or a grid that just fills the GPU and prefetches."""
+    per_sm = CONFIG["PERSISTENT"]
+    if per_sm == 0:
+        per_sm = -1
+    if per_sm < 0:
+        return tiles, 0
+    # The tiles in flight lie in shared memory, of which each program has its share.
+    return min(tiles, per_sm * target.sms), max(1, min(CONFIG["STAGES"], target.shared_bytes // per_sm // tile_bytes))
+
+
+def _launch_strided(x, weight, out, eps, rows, columns):
+    """Whether x was normalized where it lies: not when that takes more indices or registers than there are."""
+    if len(rows) > 3 or len(columns) > 1:
+        return False
+    ((cols, x_col, _),) = columns
+    if x_col == 1 and len(rows) == 1:
+        _launch_rows(x, weight, out, eps, rows[0][0], cols, rows[0][1])
+        return True
+    if x_col != 1:  # the dimension with unit stride, if there is one, goes along the lanes
+        rows = sorted(rows, key=lambda row: row[1] == 1)
+    (n0, x0, out0), (n1, x1, out1), (n2, x2, out2) = [(1, 0, 0)] * (3 - len(rows)) + list(rows)
+    target = target_of(x)
+    block = triton.next_power_of_2(cols)
+    if block > (CONFIG["MAX_BLOCK"] if x_col == 1 else CONFIG["MAX_BLOCK"] // LEAST_ACROSS):
+        return False
+    tile_rows = max(1, SHORT_TILE_BYTES // (block * x.element_size())) if x_col == 1 else CONFIG["ACROSS"]
+    tile_rows = min(tile_rows, CONFIG["MAX_BLOCK"] // block, triton.next_power_of_2(n0 * n1 * n2))
+    flat = tile_rows > n2
+    warps = max(1, min(block * tile_rows * x.element_size() // THREAD_BYTES, 1024) // target.warp_size)
+    extent = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    tiles = triton.cdiv(n0 * n1 * n2, tile_rows) if flat else n0 * n1 * triton.cdiv(n2, tile_rows)
+    with on_device(x):
+        _strided_kernel[(tiles,)](
+            x, weight, out, cols, x_col, eps, n0, n1, n2, x0, x1, x2, out0, out1, out2,
+            max(extent, x.numel()) >= WIDE_FROM, flat, tile_rows, block, num_warps=warps,
+        )  # fmt: skip
+    return True
+
+
+@functools.lru_cache(4096)
+def _layout(shape, strides, rank):
+    """(rows, columns), the last `rank` dimensions being columns: what is left of the dimensions when neighbours that
+    can be walked as one are joined, each as (size, stride in x, stride in the output). At least one of each is left.
+    """
+    groups = ([], [])
+    step = 1
+    for axis in reversed(range(len(shape))):
+        group = groups[axis >= len(shape) - rank]
+        size, stride = shape[axis], strides[axis]
+        if size == 1:
+            continue
+        if group and stride == group[-1][0] * group[-1][1] and step == group[-1][0] * group[-1][2]:
+            group[-1] = (group[-1][0] * size, *group[-1][1:])
+        else:
+            group.append((size, stride, step))
+        step *= size
+    rows, columns = (tuple(reversed(group)) for group in groups)
+    return rows or ((1, step, step),), columns or ((1, 1, 1),)
