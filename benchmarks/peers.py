@@ -1,0 +1,108 @@
+"""Who competes with the starters on each op: PyTorch's own ways, torch.compile, cuDNN, Liger-Kernel and QuACK.
+
+A contestant is a callable of the op's inputs. What is not installed, or does not support the op, is left out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from autokernel.loading import get_spec, load_file, starter_path
+from autokernel.spec import Inputs
+
+Contestant = Callable[[], Any]
+OURS = ("triton", "cuda")
+
+
+def contestants(op: str, inputs: Inputs, *, compiled: bool) -> dict[str, Contestant]:
+    """Everyone who can compute `op` on `inputs`, by name; ours are called after their backends."""
+    spec = get_spec(op)
+    found: dict[str, Contestant] = {name: _call(fn, inputs) for name, fn in spec.baselines.items()}
+    if compiled:
+        torch._dynamo.reset()
+        # As a user gets it at its best without CUDA graphs, which every contestant could be put into.
+        fn = torch.compile(spec.baselines["eager"], mode="max-autotune-no-cudagraphs", dynamic=False)
+        found["torch.compile"] = _call(fn, inputs)
+    for maker in (_cudnn, _liger, _quack):
+        found.update(maker(op, inputs))
+    for backend in OURS:
+        if path := starter_path(op, backend):
+            found[backend] = _call(load_file(path, f"peers_{backend}_{op}").kernel_fn, inputs)
+    return found
+
+
+def _call(fn: Callable[..., Any], inputs: Inputs) -> Contestant:
+    arguments = tuple(inputs.values())
+    return lambda: fn(*arguments)
+
+
+def _installed(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception:  # a package that is broken here is as good as missing
+        return None
+
+
+def _cudnn(op: str, inputs: Inputs) -> Mapping[str, Contestant]:
+    if op != "flash_attention":
+        return {}
+    q, k, v, causal = inputs["q"], inputs["k"], inputs["v"], inputs["causal"]
+
+    def attend() -> Tensor:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+
+    return {"cudnn": attend}
+
+
+def _liger(op: str, inputs: Inputs) -> Mapping[str, Contestant]:
+    functional = _installed("liger_kernel.transformers.functional")
+    if functional is None:
+        return {}
+    given = tuple(inputs.values())
+    if op == "rmsnorm":
+        return {"liger": lambda: functional.liger_rms_norm(*given, in_place=False)}
+    if op == "layernorm":
+        return {"liger": lambda: functional.liger_layer_norm(*given)}
+    if op == "softmax":
+        return {"liger": lambda: functional.liger_softmax(given[0])}
+    if op == "cross_entropy":
+        return {"liger": lambda: functional.liger_cross_entropy(given[0], given[1], reduction="mean")}
+    return {}
+
+
+def _quack(op: str, inputs: Inputs) -> Mapping[str, Contestant]:
+    if _installed("quack") is None:
+        return {}
+    given = tuple(inputs.values())
+    if op == "matmul":
+        interface = importlib.import_module("quack.gemm_interface")
+        return {"quack": lambda: interface.gemm(given[0], given[1])}
+    if op == "softmax":
+        softmax = importlib.import_module("quack.softmax")
+        return {"quack": lambda: softmax.softmax_fwd(given[0])}
+    if op == "rmsnorm":
+        norms = importlib.import_module("quack.rmsnorm")
+        return {"quack": lambda: norms.rmsnorm_fwd(given[0], given[1], eps=given[2])[0]}
+    if op == "layernorm":
+        norms = importlib.import_module("quack.rmsnorm")
+        weight, bias = given[1].float(), given[2].float()  # it takes nothing else
+        return {"quack": lambda: norms.layernorm_fwd(given[0], weight, bias, eps=given[3])}
+    if op == "cross_entropy":
+        losses = importlib.import_module("quack.cross_entropy")
+        return {"quack": lambda: losses.cross_entropy_fwd(given[0], given[1]).mean()}
+    return {}
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    """|got - want| / |want| in fp64; infinite when anything is not finite."""
+    error = float((got.double() - want.double()).norm() / want.double().norm().clamp_min(1e-30))
+    return error if math.isfinite(error) else math.inf
