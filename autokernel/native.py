@@ -74,7 +74,9 @@ def _invoke_cuda(function: Any, args: tuple[Any, ...]) -> int:
     """Call on the first tensor's device with its current stream appended."""
     import torch
 
-    index = next(value.device.index for value in args if getattr(value, "is_cuda", False))
+    index = next((value.device.index for value in args if getattr(value, "is_cuda", False)), None)
+    if index is None:
+        raise TypeError("a CUDA kernel needs a tensor on a GPU among its arguments")
     stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(index))
     passed = [_argument(value) for value in args]
     status: int
