@@ -1,0 +1,7 @@
+"""Answers on the wrong device."""
+
+CAUGHT_BY, VERDICT = "smoke", "FAIL"
+
+
+def kernel_fn(x, weight, eps=1e-6):
+    return torch.empty(x.shape, dtype=x.dtype)
