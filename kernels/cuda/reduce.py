@@ -380,6 +380,7 @@ static void launch(const Plan& plan, const void* x, void* y, cudaStream_t stream
 // plans: the address of a Plan, or of two where results are split.
 extern "C" int reduce(const void* x, void* y, float* partial, int64_t dtype, int64_t plans, cudaStream_t stream) {
   const Plan* plan = reinterpret_cast<const Plan*>(plans);
+  if (plan->blocks > 0x7fffffff) return cudaErrorInvalidConfiguration;
   void* first = partial ? partial : y;
   if (dtype == 0) launch<float>(plan[0], x, first, stream);
   else if (dtype == 1) launch<bf16>(plan[0], x, first, stream);
@@ -397,6 +398,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 KINDS = ("sum", "mean", "max")
 LONGEST = 512  # packs or elements that one thread adds up before it starts a new sum
 MAX_SPLITS = 65535  # a grid's second dimension
+SECTOR, LINE = 32, 128  # bytes that memory and L1 move at least
 FULL = 512  # threads per multiprocessor, with their loads in flight, that keep the memory busy
 
 
@@ -487,7 +489,7 @@ def _words(kept, reduced, op, dtype, aligned, sms):
     """(the numbers of the C plan, or of two when a second launch joins the splits; floats of workspace)."""
     outputs, count = math.prod(d[0] for d in kept), math.prod(d[0] for d in reduced)
     plan = {"maximum": op == "max", "outputs": outputs, "divisor": count if op == "mean" else 1, "dtype": DTYPES[dtype]}
-    if reduced and reduced[0][1] == 1 and (not kept or reduced[0][0] * dtype.itemsize >= 32):
+    if reduced and reduced[0][1] == 1 and (not kept or reduced[0][0] * dtype.itemsize >= SECTOR):
         shape = _rows(kept, reduced, dtype.itemsize, sms)
     else:
         shape = _columns(kept, reduced, dtype.itemsize, aligned, sms)
@@ -571,8 +573,8 @@ def _rows(kept, reduced, itemsize, sms):
 def _columns(kept, reduced, itemsize, aligned, sms):
     """Few elements per output are walked by one row of lanes, many by as many rows as leave the lanes a few cache
     lines side by side, and by several blocks where outputs are few. With no multiprocessors, by one block."""
-    if not kept or (reduced and 0 < reduced[0][1] < kept[0][1]):
-        kept = [(1, 0, 1), *kept]  # no output is its neighbour's neighbour: one lane, and all threads down its elements
+    if not kept or (reduced and 0 < reduced[0][1] < kept[0][1] and math.prod(reduced[0][:2]) * itemsize >= LINE):
+        kept = [(1, 0, 1), *kept]  # threads read the fewest lines when all of them walk one output
     reduced = sorted(reduced or [(1, 0, 0)], key=lambda d: d[0])  # the longest is walked, the others looked up
     walked, others = reduced[-1], reduced[:-1]
     per_pack = 16 // itemsize
