@@ -271,14 +271,13 @@ def _plan(shape, strides, cos_shape, cos_strides, sin_shape, sin_strides, dtype,
     for angles in (cos_shape, sin_shape):
         if angles != (seq, half):
             raise ValueError(f"cos or sin has shape {list(angles)}, x {list(shape)}; expected [seq, head_dim / 2]")
-    rows = math.prod(shape[:-2])
+    rows, heads = math.prod(shape[:-2]), shape[-3] if len(shape) > 2 else 1
     if not rows * seq * half:
         return array.array("q")
-    heads = shape[-3] if len(shape) > 2 else 1
-    head_stride = strides[-3] if len(shape) > 2 else 0
-    batch_stride = strides[-4] if len(shape) > 3 else 0
+    used = [0 if size == 1 else stride for size, stride in zip(shape, strides, strict=True)]
+    batch_stride, head_stride, seq_stride = ([0, 0] + used)[-4:-1]
     per_pack = 16 // dtype.itemsize
-    apart = (half, batch_stride, head_stride, strides[-2], cos_strides[0], sin_strides[0])
+    apart = (half, batch_stride, head_stride, seq_stride, cos_strides[0], sin_strides[0])
     wide = aligned and strides[-1] == 1 and all(stride % per_pack == 0 for stride in apart)
     packs = half // per_pack if wide else half
     group = CONFIG["HEADS"]
@@ -287,5 +286,5 @@ def _plan(shape, strides, cos_shape, cos_strides, sin_shape, sin_strides, dtype,
     threads = seq * packs * -(-rows // group)
     return array.array("q", [
         DTYPES[dtype], wide, interleaved, -(-threads // CONFIG["BLOCK"]), packs, seq, rows, heads, group,
-        batch_stride, head_stride, strides[-2], strides[-1], cos_strides[0], sin_strides[0],
+        batch_stride, head_stride, seq_stride, strides[-1], cos_strides[0], sin_strides[0],
     ])  # fmt: skip
