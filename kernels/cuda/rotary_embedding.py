@@ -274,8 +274,10 @@ def _plan(shape, strides, cos_shape, cos_strides, sin_shape, sin_strides, dtype,
     rows, heads = math.prod(shape[:-2]), shape[-3] if len(shape) > 2 else 1
     if not rows * seq * half:
         return array.array("q")
+    if len(shape) > 4:  # contiguous then: the leading dimensions are one
+        shape, strides = (rows // heads, *shape[-3:]), (math.prod(shape[-3:]), *strides[-3:])
     used = [0 if size == 1 else stride for size, stride in zip(shape, strides, strict=True)]
-    batch_stride, head_stride, seq_stride = ([0, 0] + used)[-4:-1]
+    batch_stride, head_stride, seq_stride = [0, 0, *used][-4:-1]
     per_pack = 16 // dtype.itemsize
     apart = (half, batch_stride, head_stride, seq_stride, cos_strides[0], sin_strides[0])
     wide = aligned and strides[-1] == 1 and all(stride % per_pack == 0 for stride in apart)
