@@ -175,6 +175,19 @@ class StageReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """The GPU's multiprocessor clock over a measurement, and what kept it below what was asked for."""
+
+    low_mhz: int
+    high_mhz: int
+    slowed_by: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        slowed = f", slowed by {' and '.join(self.slowed_by)}" if self.slowed_by else ""
+        return f"{self.low_mhz}-{self.high_mhz} MHz{slowed}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
     """Latency of one forward's worth of calls (sum over timed cases of calls x latency), interleaved A/B.
 
@@ -188,6 +201,15 @@ class Timing:
     blocks: int
     host_us: float | None = None
     graph_us: float | None = None
+    clocks: Clocks | None = None
+
+    @staticmethod
+    def from_json(raw: Mapping[str, Any]) -> Timing:
+        """Inverse of `dataclasses.asdict`, also for records that were written before a field existed."""
+        clocks = raw.get("clocks")
+        if clocks is not None:
+            clocks = Clocks(**{**clocks, "slowed_by": tuple(clocks["slowed_by"])})
+        return Timing(**{**raw, "speedup": Interval(**raw["speedup"]), "clocks": clocks})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +234,7 @@ class Outcome:
         stages = tuple(StageReport(**{**stage, "verdict": Verdict(stage["verdict"])}) for stage in raw["stages"])
         timing = raw["timing"]
         if timing is not None:
-            timing = Timing(**{**timing, "speedup": Interval(**timing["speedup"])})
+            timing = Timing.from_json(timing)
         return Outcome(**{**raw, "verdict": Verdict(raw["verdict"]), "stages": stages, "timing": timing})
 
 

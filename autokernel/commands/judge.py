@@ -90,6 +90,8 @@ def _show(outcome: Outcome, *, timed: bool, wanted: bool) -> None:
         if timing.host_us is not None:
             graph = "cannot be captured" if timing.graph_us is None else f"{timing.graph_us:.1f} us"
             print(f"               the host needs {timing.host_us:.1f} us to start it; in a CUDA graph: {graph}")
+        if timing.clocks is not None:
+            print(f"               GPU clock {timing.clocks}")
     elif wanted and not timed:
         print("  timing       left out: the project has no starter of this op for this backend")
     where = f" in {outcome.stage}" if outcome.stage else ""

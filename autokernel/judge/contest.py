@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 
+from autokernel.judge.clocks import ClockLog
 from autokernel.judge.compare import mismatch
 from autokernel.judge.trial import truth_of
 from autokernel.judge.worker import Rejected, Worker
@@ -56,6 +57,7 @@ class Contest:
         self._wall_us = dict.fromkeys(workers, 0.0)
         self._blocks = dict.fromkeys(workers, 0)
         self._host_us: dict[tuple[str, int], float] = {}
+        self.clocks = ClockLog()
         self._kept: dict[str, tuple[int, int]] = {}
         self._calls = {name: self._calibrate(name, first_deadline_s) for name in workers}
 
@@ -119,6 +121,8 @@ class Contest:
         time.sleep(SETTLE_S)
         warm = min(WARM_CALLS, calls)
         block = self._workers[name].time(str(index), order, warm=warm, keep=keep)
+        if self._workers[name].device != "cpu":
+            self.clocks.sample()
         self._kept[name] = (index, order[keep])
         self._claimed_us[name] += block.warm_us + block.idle_us + sum(block.calls_us)
         self._host_us[name, index] = statistics.median(block.host_us or [0.0])

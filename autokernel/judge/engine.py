@@ -214,6 +214,7 @@ def _timing(contest: Contest, graph_us: float | None = None) -> Timing:
         blocks=len(contest.rounds[_CANDIDATE]),
         host_us=contest.host_us(_CANDIDATE),
         graph_us=graph_us,
+        clocks=contest.clocks.summary(),
     )
 
 

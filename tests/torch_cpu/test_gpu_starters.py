@@ -1,4 +1,4 @@
-"""The GPU starters without a GPU: Triton's results in its interpreter, and both backends through their real compilers."""
+"""The GPU starters without a GPU: Triton in its interpreter, and both backends through their real compilers."""
 
 import math
 import os

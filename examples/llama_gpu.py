@@ -1,0 +1,29 @@
+"""A Llama of 0.4 billion parameters from the transformers library, in bf16: what a GPU needs some milliseconds for.
+
+Needs a GPU and `pip install transformers`; random weights from a config, nothing is downloaded.
+Try it with: `autokernel run examples/llama_gpu.py:build --backend triton` (or `--backend cuda`).
+"""
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+BATCH, SEQUENCE = 4, 2048
+
+
+def build():
+    """(model, keyword inputs) of one forward over a batch of token ids."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32000,
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_hidden_layers=20,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=SEQUENCE,
+        use_cache=False,
+    )
+    model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    ids = torch.randint(config.vocab_size, (BATCH, SEQUENCE), generator=torch.Generator().manual_seed(1))
+    return model, {"input_ids": ids}
