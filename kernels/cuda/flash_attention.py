@@ -24,6 +24,15 @@ from autokernel.target import target_of
 KERNEL_TYPE = "flash_attention"
 BACKEND = "cuda"
 TUNABLES = {
+    "WARPGROUPS": [0, 2, 3],  # wgmma: 64 rows of a tile each; 0: by head_dim
+    "BLOCK_N": [0, 64, 80, 96, 112, 128, 144, 160, 176, 192],  # keys of a block; 0: by head_dim and mask
+    "STAGES": [2, 3],  # key blocks in shared memory, and as many value blocks
+    "PINGPONG": [0, 1],  # 1: warpgroups take turns at issuing products
+    "SCHEDULE": [0, 1, 2],  # 0: a block per tile; else a block per multiprocessor, 1: fixed tiles, 2: the next free one
+    "HEAVY_FIRST": [0, 1],  # 1: under a causal mask, tiles in the order of falling work
+    "SECTION_MB": [0, 8, 16, 32],  # keys and values in flight at a time, for L2; 0: all. SCHEDULE 1 takes all
+    "MAX_EXPONENT": [0, 8],  # sums are rescaled when exponentials would exceed 2^this; 0: whenever the maximum grows
+    "BY_POLYNOMIAL": [0, 1, 2, 3],  # of 8 exponentials, how many are left to the FMA units
     "BLOCK_SLABS": [1, 2],  # mma.sync prefill: rows of a warp, in 16s
     "BLOCK_KEYS": [0, 32, 64],  # keys of a block; 0: by head_dim
     "BLOCK_DEPTH": [2, 3],  # stages of its ring
@@ -32,6 +41,15 @@ TUNABLES = {
     "DECODE_WAVES": [1, 2, 3, 4, 6],  # blocks per multiprocessor that splits aim at
 }
 CONFIG = {
+    "WARPGROUPS": 0,
+    "BLOCK_N": 0,
+    "STAGES": 2,
+    "PINGPONG": 1,
+    "SCHEDULE": 2,
+    "HEAVY_FIRST": 1,
+    "SECTION_MB": 32,
+    "MAX_EXPONENT": 8,
+    "BY_POLYNOMIAL": 0,
     "BLOCK_SLABS": 1,
     "BLOCK_KEYS": 0,
     "BLOCK_DEPTH": 2,
@@ -741,63 +759,543 @@ extern "C" int attention(const T* q, const T* k, const T* v, T* out, float* work
 }
 """
 
+WGMMA = r"""
+#include <cuda.h>
+
+// ---- instructions
+__device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void barriers_ready() {  // their state is visible to the copy engine, too
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void barrier_expect(uint32_t barrier, int bytes) {  // arrives, and announces bytes
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Until the phase of this parity is over. That of parity 1 is over before the first.
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred over;\n"
+      "again:\nmbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
+      "@over bra through;\nbra again;\nthrough:\n}" ::"r"(barrier), "r"(parity) : "memory");
+}
+__device__ __forceinline__ void named_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void tensor_prefetch(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+__device__ __forceinline__ void tensor_load(uint32_t to, const CUtensorMap* map, uint32_t barrier, int column, int row,
+                                            int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to), "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(head),
+      "r"(batch) : "memory");
+}
+template <int COUNT>
+__device__ __forceinline__ void set_registers_more() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT>
+__device__ __forceinline__ void set_registers_less() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+// Keeps the compiler from moving uses of a product's registers to before the wait for it.
+template <int N>
+__device__ __forceinline__ void settle(float (&x)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(x[i])::"memory");
+}
+// ---- end of instructions
+
+// Tiles in shared memory are chunks of COLUMNS elements of head_dim, each a matrix of ROW_BYTES (128 or 64) by rows.
+// The copy engine permutes the 16-byte pieces within every 8 rows (bits 4-6 of the address ^= bits 7-9, or with rows of
+// 64 bytes bits 4-5 ^= bits 7-8), and the tensor cores undo it: both take the bits from the address, so that a chunk
+// has to start on 8 rows, while a product may start at any piece of the first row.
+constexpr int COLUMNS = HEAD % 64 == 0 ? 64 : 32, CHUNKS = HEAD / COLUMNS, ROW_BYTES = 2 * COLUMNS;
+constexpr int BLOCK_M = 64 * WARPGROUPS;
+constexpr int Q_BYTES = BLOCK_M * HEAD * 2, KV_BYTES = BLOCK_N * HEAD * 2;
+constexpr int BARRIERS = Q_BYTES + 2 * STAGES * KV_BYTES;  // offset of the barriers
+constexpr int SHARED_BYTES = 1024 + BARRIERS + 8 * (2 + 4 * STAGES) + 8;
+static_assert(BLOCK_N % 16 == 0 && SHARED_BYTES <= 227 * 1024, "the tiles do not fit in shared memory");
+
+// Operand descriptors: address / 16 (bits 0-13), leading offset / 16 (16-29), stride offset / 16 (32-45), swizzle
+// (62-63: 1 is 128 bytes, 2 is 64). The stride offset leads from 8 rows to the next 8. q and k have the summed
+// dimension along rows: the leading offset is not used. v has the output's columns along rows (the "transposed"
+// operand): its leading offset leads from one chunk of columns to the next.
+constexpr uint64_t SWIZZLE = uint64_t(ROW_BYTES == 128 ? 1 : 2) << 62;
+constexpr uint64_t ALONG = SWIZZLE | uint64_t(8 * ROW_BYTES / 16) << 32 | uint64_t(1) << 16;
+constexpr uint64_t ACROSS = SWIZZLE | uint64_t(8 * ROW_BYTES / 16) << 32 | uint64_t(BLOCK_N * ROW_BYTES / 16) << 16;
+
+// Register file: 64 K. At launch all warpgroups have the same share; the producer then gives most of its up.
+constexpr int PRODUCER_REGISTERS = WARPGROUPS == 2 ? 24 : 32, CONSUMER_REGISTERS = WARPGROUPS == 2 ? 240 : 160;
+
+struct Tiles {
+  int queries, keys, heads, group, head_dim;
+  int rows;     // tiles along the queries
+  int pairs;    // of batch and head
+  int section;  // as many pairs are worked on at a time, so that their keys and values stay in L2
+  int count;    // rows * pairs
+};
+struct Tile { int row, head, batch; };
+
+// Sections one after the other; in a section the heaviest tiles of all its heads first.
+__device__ __forceinline__ Tile tile_at(const Tiles& p, int index) {
+  int per_section = p.section * p.rows, section = index / per_section, rest = index - section * per_section;
+  int width = min(p.section, p.pairs - section * p.section), row = rest / width;
+  int pair = section * p.section + rest - row * width;
+  return {CAUSAL && HEAVY_FIRST ? p.rows - 1 - row : row, pair % p.heads, pair / p.heads};
+}
+__device__ __forceinline__ int blocks_of(const Tiles& p, const Tile& tile) {
+  int seen = CAUSAL ? min(p.keys, (tile.row + 1) * BLOCK_M) : p.keys;
+  return (seen + BLOCK_N - 1) / BLOCK_N;
+}
+
+// Addresses in shared memory. Every buffer has a barrier that says it is full and one that says it is free again:
+// full[i] completes when the producer's one arrival and all announced bytes have come; free[i] when all consumer warps
+// have arrived after the products that read it. Waiting starts with parity 0 for full and parity 1 for free.
+struct Storage {
+  uint32_t base;
+  __device__ uint32_t q() const { return base; }
+  __device__ uint32_t k(int stage) const { return base + Q_BYTES + stage * KV_BYTES; }
+  __device__ uint32_t v(int stage) const { return base + Q_BYTES + (STAGES + stage) * KV_BYTES; }
+  __device__ uint32_t q_full() const { return base + BARRIERS; }
+  __device__ uint32_t q_free() const { return base + BARRIERS + 8; }
+  __device__ uint32_t k_full(int stage) const { return base + BARRIERS + 16 + 8 * stage; }
+  __device__ uint32_t k_free(int stage) const { return base + BARRIERS + 16 + 8 * (STAGES + stage); }
+  __device__ uint32_t v_full(int stage) const { return base + BARRIERS + 16 + 8 * (2 * STAGES + stage); }
+  __device__ uint32_t v_free(int stage) const { return base + BARRIERS + 16 + 8 * (3 * STAGES + stage); }
+};
+constexpr int ANNOUNCED = BARRIERS + 8 * (2 + 4 * STAGES);  // offset of the index of the tile whose q is there
+
+struct Ring {  // where in a ring of stages, and the parity of its full barriers this time round
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == STAGES) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+__device__ __forceinline__ void load_tile(uint32_t to, const CUtensorMap* map, uint32_t barrier, int rows, int first,
+                                          int head, int batch) {
+  barrier_expect(barrier, rows * HEAD * 2);  // what lies outside the tensor is filled with zeros, and counts
+#pragma unroll
+  for (int chunk = 0; chunk < CHUNKS; ++chunk)
+    tensor_load(to + chunk * rows * ROW_BYTES, map, barrier, chunk * COLUMNS, first, head, batch);
+}
+
+// One thread. It alone knows which tile is next, and announces each beside its q; -1 is the end.
+__device__ __forceinline__ void produce(const CUtensorMap* q_map, const CUtensorMap* k_map, const CUtensorMap* v_map,
+                                        const Tiles& p, int* counter, const Storage& shared, volatile int* announced) {
+  Ring k_ring, v_ring;
+  int index = blockIdx.x;
+  for (int round = 0;; ++round) {
+    barrier_wait(shared.q_free(), round & 1 ^ 1);
+    if (index >= p.count) break;
+    Tile tile = tile_at(p, index);
+    *announced = index;  // the arrival that follows makes it visible to those who wait for it
+    load_tile(shared.q(), q_map, shared.q_full(), BLOCK_M, tile.row * BLOCK_M, tile.head, tile.batch);
+    int blocks = gridDim.x;
+    if (SCHEDULE == 0) index = p.count;
+    else if (SCHEDULE == 1) index = (round + 1) * blocks + (round & 1 ? blockIdx.x : blocks - 1 - blockIdx.x);
+    else index = p.count <= blocks ? p.count : blocks + atomicAdd(counter, 1);
+
+    int kv_head = tile.head / p.group, last = blocks_of(p, tile) - 1;
+    auto load_k = [&](int block) {
+      int stage = k_ring.stage;
+      barrier_wait(shared.k_free(stage), k_ring.parity ^ 1);
+      load_tile(shared.k(stage), k_map, shared.k_full(stage), BLOCK_N, block * BLOCK_N, kv_head, tile.batch);
+      k_ring.advance();
+    };
+    auto load_v = [&](int block) {
+      int stage = v_ring.stage;
+      barrier_wait(shared.v_free(stage), v_ring.parity ^ 1);
+      load_tile(shared.v(stage), v_map, shared.v_full(stage), BLOCK_N, block * BLOCK_N, kv_head, tile.batch);
+      v_ring.advance();
+    };
+    load_k(last);
+    for (int block = last; block > 0; --block) {  // in the order of use
+      load_k(block - 1);
+      load_v(block);
+    }
+    load_v(0);
+  }
+  *announced = -1;
+  barrier_arrive(shared.q_full());
+}
+
+// scores = q k^T of this warpgroup's 64 rows; 16 elements of head_dim are 32 bytes, within a swizzled row.
+__device__ __forceinline__ void multiply_keys(float (&s)[BLOCK_N / 2], uint32_t q, uint32_t k) {
+  uint64_t a = ALONG | q >> 4, b = ALONG | k >> 4;
+#pragma unroll
+  for (int d = 0; d < HEAD / 16; ++d) {
+    constexpr int PER_CHUNK = COLUMNS / 16;
+    int inside = d % PER_CHUNK * 32, chunk = d / PER_CHUNK * ROW_BYTES;
+    wgmma_scores(s, a + (chunk * BLOCK_M + inside) / 16, b + (chunk * BLOCK_N + inside) / 16, d > 0);
+  }
+}
+// o += p v; 16 keys are 16 rows of v.
+__device__ __forceinline__ void multiply_values(float (&o)[HEAD / 2], const uint32_t (&p)[BLOCK_N / 4], uint32_t v) {
+  uint64_t b = ACROSS | v >> 4;
+#pragma unroll
+  for (int n = 0; n < BLOCK_N / 16; ++n) wgmma_output(o, p + 4 * n, b + n * 16 * ROW_BYTES / 16);
+}
+
+// A warpgroup with 64 rows of each tile. Key blocks go from the last to the first, so that the masked ones come first.
+// The products of a block's scores and of the previous block's probabilities are issued together; while the latter
+// runs, the scores that have come are turned into probabilities. With PINGPONG the warpgroups take turns at issuing, so
+// that one's products run during the other's exponentials.
+__device__ __forceinline__ void consume(const Tiles& p, const Storage& shared, volatile int* announced, T* out,
+                                        float scale) {
+  // Broadcasts tell the compiler that a warp is of one mind about what loops depend on; else it serializes wgmma.
+  const int group = __shfl_sync(0xffffffff, int(threadIdx.x) / 128 - 1, 0);
+  const int lane = threadIdx.x % 32, row_in_group = threadIdx.x % 128 / 32 * 16 + lane / 4;
+  const uint32_t q = shared.q() + group * 64 * ROW_BYTES;
+  // Turn barriers: a group waits at its own, with the arrival of the group before it. The first turn is group 0's.
+  auto await_turn = [&] { if (PINGPONG) named_sync(1 + group, 256); };
+  auto pass_turn = [&] { if (PINGPONG) named_arrive(1 + (group + 1) % WARPGROUPS, 256); };
+  auto release = [&](uint32_t barrier) { if (lane == 0) barrier_arrive(barrier); };
+  if (group == WARPGROUPS - 1) pass_turn();
+
+  Ring k_ring, v_ring;
+  for (uint32_t parity = 0;; parity ^= 1) {
+    barrier_wait(shared.q_full(), parity);
+    const int index = __shfl_sync(0xffffffff, *announced, 0);
+    if (index < 0) break;
+    const Tile tile = tile_at(p, index);
+    const int first_row = tile.row * BLOCK_M + group * 64, row = first_row + row_in_group;
+    const int blocks = blocks_of(p, tile);
+    const int seen_by_all = (CAUSAL ? min(p.keys, first_row + 1) : p.keys) / BLOCK_N;  // blocks; others need the mask
+    int own = CAUSAL ? min(blocks, (first_row + 63) / BLOCK_N + 1) : blocks;           // blocks that some row sees
+    if (first_row >= p.queries) own = 1;                                               // no rows: finish soon
+    int limit[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) limit[r] = (CAUSAL ? min(p.keys, row + 8 * r + 1) : p.keys) - 2 * (lane % 4);
+
+    for (int block = blocks; block > own; --block) {  // the other groups' blocks
+      barrier_wait(shared.k_full(k_ring.stage), k_ring.parity);
+      release(shared.k_free(k_ring.stage));
+      k_ring.advance();
+      barrier_wait(shared.v_full(v_ring.stage), v_ring.parity);
+      release(shared.v_free(v_ring.stage));
+      v_ring.advance();
+      await_turn();
+      pass_turn();
+    }
+
+    float s[BLOCK_N / 2], o[HEAD / 2], factor[2];
+    uint32_t probabilities[BLOCK_N / 4];
+    Rows rows;
+#pragma unroll
+    for (int i = 0; i < HEAD / 2; ++i) o[i] = 0.0f;
+    auto mask = [&](int block) {
+      const int visible[2] = {limit[0] - block * BLOCK_N, limit[1] - block * BLOCK_N};
+      hide(s, visible);
+    };
+
+    int block = own - 1;
+    barrier_wait(shared.k_full(k_ring.stage), k_ring.parity);
+    wgmma_fence();  // registers that products read or write are settled
+    multiply_keys(s, q, shared.k(k_ring.stage));
+    wgmma_commit();
+    wgmma_wait<0>();
+    settle(s);
+    release(shared.k_free(k_ring.stage));
+    k_ring.advance();
+    if (block == 0) release(shared.q_free());
+    if (block >= seen_by_all) mask(block);
+    exponentials<MAX_EXPONENT, BY_POLYNOMIAL>(s, rows, scale, factor);
+    round_pairs(s, probabilities);
+
+    while (--block >= 0) {
+      barrier_wait(shared.k_full(k_ring.stage), k_ring.parity);
+      await_turn();
+      wgmma_fence();
+      multiply_keys(s, q, shared.k(k_ring.stage));
+      wgmma_commit();
+      barrier_wait(shared.v_full(v_ring.stage), v_ring.parity);
+      wgmma_fence();
+      multiply_values(o, probabilities, shared.v(v_ring.stage));
+      wgmma_commit();
+      pass_turn();
+      wgmma_wait<1>();  // the scores
+      settle(s);
+      release(shared.k_free(k_ring.stage));
+      k_ring.advance();
+      if (block == 0) release(shared.q_free());  // the producer may load the next tile's
+      if (block >= seen_by_all) mask(block);
+      exponentials<MAX_EXPONENT, BY_POLYNOMIAL>(s, rows, scale, factor);
+      // The assembler moves the wait to before the exponentials, unless a branch that depends on them is between.
+      if (rows.sum[0] + rows.sum[1] < 0.0f) __nanosleep(1);  // never
+      wgmma_wait<0>();  // the output so far
+      settle(o);
+      release(shared.v_free(v_ring.stage));
+      v_ring.advance();
+      if (MAX_EXPONENT == 0 || __any_sync(0xffffffff, factor[0] != 1.0f || factor[1] != 1.0f)) multiply(o, factor);
+      round_pairs(s, probabilities);
+    }
+    barrier_wait(shared.v_full(v_ring.stage), v_ring.parity);
+    wgmma_fence();
+    multiply_values(o, probabilities, shared.v(v_ring.stage));
+    wgmma_commit();
+    add_up(rows);
+    wgmma_wait<0>();
+    settle(o);
+    release(shared.v_free(v_ring.stage));
+    v_ring.advance();
+
+    T* of_head = out + (int64_t(tile.batch) * p.heads + tile.head) * p.queries * p.head_dim;
+    T* const to[2] = {row < p.queries ? of_head + int64_t(row) * p.head_dim : nullptr,
+                      row + 8 < p.queries ? of_head + int64_t(row + 8) * p.head_dim : nullptr};
+    write_rows(o, rows, to, p.head_dim, lane);
+  }
+}
+
+__global__ void __launch_bounds__(128 * (WARPGROUPS + 1), 1)
+    attention_wgmma(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
+                    const __grid_constant__ CUtensorMap v_map, const Tiles p, int* counter, T* out, float scale) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) uint8_t storage[];
+  uint32_t offset = (1024 - shared_address(storage) % 1024) % 1024;
+  Storage shared = {shared_address(storage) + offset};
+  volatile int* announced = reinterpret_cast<volatile int*>(storage + offset + ANNOUNCED);
+  if (threadIdx.x == 0) {
+    tensor_prefetch(&q_map);
+    tensor_prefetch(&k_map);
+    tensor_prefetch(&v_map);
+    barrier_init(shared.q_full(), 1);
+    barrier_init(shared.q_free(), 4 * WARPGROUPS);
+    for (int stage = 0; stage < STAGES; ++stage) {
+      barrier_init(shared.k_full(stage), 1);
+      barrier_init(shared.v_full(stage), 1);
+      barrier_init(shared.k_free(stage), 4 * WARPGROUPS);
+      barrier_init(shared.v_free(stage), 4 * WARPGROUPS);
+    }
+    barriers_ready();
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    set_registers_less<PRODUCER_REGISTERS>();
+    if (threadIdx.x == 0) produce(&q_map, &k_map, &v_map, p, counter, shared, announced);
+  } else {
+    set_registers_more<CONSUMER_REGISTERS>();
+    consume(p, shared, announced, out, scale);
+  }
+#endif
+}
+
+// ---- launch
+// A map of [batch, head, row, head_dim] from which the copy engine takes boxes of `box_rows` rows by `columns`.
+static int make_map(CUtensorMap* map, const T* base, const int64_t* stride, int64_t batch, int64_t heads, int64_t rows,
+                    int64_t head_dim, int box_rows, int columns) {
+  static decltype(&cuTensorMapEncodeTiled) encode = nullptr;
+  if (!encode) {
+    cudaDriverEntryPointQueryResult found;
+    void* function = nullptr;
+    cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
+                                                         &found);
+    if (error != cudaSuccess) return error;
+    if (found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
+    encode = reinterpret_cast<decltype(encode)>(function);
+  }
+  const cuuint64_t sizes[4] = {cuuint64_t(head_dim), cuuint64_t(rows), cuuint64_t(heads), cuuint64_t(batch)};
+  cuuint64_t steps[3];
+  for (int i = 0; i < 3; ++i) steps[i] = sizes[i + 1] == 1 ? 1024 : stride[2 - i] * sizeof(T);  // of one: any will do
+  const cuuint32_t box[4] = {cuuint32_t(columns), cuuint32_t(box_rows), 1, 1}, every[4] = {1, 1, 1, 1};
+  CUresult status = encode(map, IS_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
+                           const_cast<T*>(base), sizes, steps, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                           columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+static int clear(int* counter, cudaStream_t stream) { return cudaMemsetAsync(counter, 0, sizeof(int), stream); }
+// ---- end of launch
+
+// `scale` is positive and includes log2(e).
+extern "C" int attention(const T* q, const T* k, const T* v, T* out, int* counter, const Problem* problem, double scale,
+                         cudaStream_t stream) {
+  const Problem& p = *problem;
+  CUtensorMap maps[3];
+  int status = make_map(maps, q, p.q_stride, p.batch, p.heads, p.queries, p.head_dim, BLOCK_M, COLUMNS);
+  if (!status) status = make_map(maps + 1, k, p.k_stride, p.batch, p.kv_heads, p.keys, p.head_dim, BLOCK_N, COLUMNS);
+  if (!status) status = make_map(maps + 2, v, p.v_stride, p.batch, p.kv_heads, p.keys, p.head_dim, BLOCK_N, COLUMNS);
+  if (status) return status;
+  Tiles tiles;
+  tiles.queries = int(p.queries);
+  tiles.keys = int(p.keys);
+  tiles.heads = int(p.heads);
+  tiles.group = int(p.heads / p.kv_heads);
+  tiles.head_dim = int(p.head_dim);
+  tiles.rows = int((p.queries + BLOCK_M - 1) / BLOCK_M);
+  tiles.pairs = int(p.batch * p.heads);
+  tiles.section = int(p.section < tiles.pairs ? p.section : tiles.pairs);
+  tiles.count = tiles.rows * tiles.pairs;
+  int blocks = SCHEDULE == 0 || tiles.count < p.sms ? tiles.count : int(p.sms);
+  if (SCHEDULE == 2 && tiles.count > blocks && (status = clear(counter, stream))) return status;
+  return launch(attention_wgmma, dim3(blocks), 128 * (WARPGROUPS + 1), SHARED_BYTES, stream, maps[0], maps[1], maps[2],
+                tiles, counter, out, float(scale));
+}
+"""
+
 TYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "float"}
 LOG2_E = 1.4426950408889634
+WGMMA_QUERIES = 64  # fewer leave most of its tile empty
+
+
+def _wgmma(name, columns, kind, registers):
+    """The function `name` that issues a product with `columns` columns; its left operand is in registers or not."""
+    count = columns // 2
+    outputs = ", ".join(f"%{i}" for i in range(count))
+    operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    if registers:  # d += a b, with b's columns along its rows in memory
+        parameters, values = "const uint32_t* a, uint64_t b", ", ".join(f'"r"(a[{i}])' for i in range(4)) + ', "l"(b)'
+        inputs = f"{{%{count}, %{count + 1}, %{count + 2}, %{count + 3}}}, %{count + 4}, 1, 1, 1, 1"
+        before = ""
+    else:  # d = a b, or d += a b
+        parameters, values = "uint64_t a, uint64_t b, bool add", '"l"(a), "l"(b), "r"(int(add))'
+        inputs = f"%{count}, %{count + 1}, add, 1, 1, 0, 0"
+        before = f".reg .pred add;\\nsetp.ne.b32 add, %{count + 2}, 0;\\n"
+    instruction = f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind}"
+    return f"""
+__device__ __forceinline__ void {name}(float (&d)[{count}], {parameters}) {{
+  asm volatile("{{\\n{before}{instruction} {{{outputs}}}, {inputs};\\n}}" : {operands} : {values});
+}}
+"""
+
+
+def _build(source, dtype, head, **macros):
+    macros = {"TYPE": TYPES[dtype], "HEAD": head, **macros}
+    return build(
+        source,
+        backend="cuda",
+        flags=[f"-D{name}={int(x) if x is True or x is False else x}" for name, x in macros.items()],
+    )
 
 
 @functools.cache
-def _library(dtype, head, simt):
-    """The general library for rows of up to `head` elements."""
-    keys = CONFIG["BLOCK_KEYS"] or (64 if head <= 128 else 32)
-    macros = {
-        "TYPE": TYPES[dtype],
-        "HEAD": head,
-        "SIMT": int(simt),
-        "BLOCK_SLABS": CONFIG["BLOCK_SLABS"],
-        "BLOCK_KEYS": keys,
-        "BLOCK_DEPTH": CONFIG["BLOCK_DEPTH"],
-        "DECODE_KEYS": CONFIG["DECODE_KEYS"],
-        "DECODE_DEPTH": CONFIG["DECODE_DEPTH"],
-    }
-    return build(SHARED + GENERAL, backend="cuda", flags=[f"-D{name}={value}" for name, value in macros.items()])
+def _general_library(dtype, head, simt):
+    """For rows of up to `head` elements, on any GPU."""
+    return _build(
+        SHARED + GENERAL,
+        dtype,
+        head,
+        SIMT=simt,
+        BLOCK_SLABS=CONFIG["BLOCK_SLABS"],
+        BLOCK_KEYS=CONFIG["BLOCK_KEYS"] or (64 if head <= 128 else 32),
+        BLOCK_DEPTH=CONFIG["BLOCK_DEPTH"],
+        DECODE_KEYS=CONFIG["DECODE_KEYS"],
+        DECODE_DEPTH=CONFIG["DECODE_DEPTH"],
+    )
+
+
+def _warpgroups(head):
+    return CONFIG["WARPGROUPS"] or (3 if head <= 64 else 2)
+
+
+@functools.cache
+def _wgmma_library(dtype, head, causal):
+    """The same for prefill in 16 bits on compute capability 9.0."""
+    keys = CONFIG["BLOCK_N"] or _block_n(head, causal)
+    products = _wgmma("wgmma_scores", keys, TYPES[dtype], False) + _wgmma("wgmma_output", head, TYPES[dtype], True)
+    return _build(
+        SHARED + "// ---- instructions" + products + "// ---- end of instructions\n" + WGMMA,
+        dtype,
+        head,
+        IS_BF16=dtype == torch.bfloat16,
+        CAUSAL=causal,
+        BLOCK_N=keys,
+        WARPGROUPS=_warpgroups(head),
+        STAGES=CONFIG["STAGES"],
+        SCHEDULE=CONFIG["SCHEDULE"],
+        PINGPONG=CONFIG["PINGPONG"],
+        HEAVY_FIRST=CONFIG["HEAVY_FIRST"],
+        MAX_EXPONENT=CONFIG["MAX_EXPONENT"],
+        BY_POLYNOMIAL=CONFIG["BY_POLYNOMIAL"],
+    )
+
+
+def _block_n(head, causal):
+    """Keys of a block by what registers and shared memory hold; small ones waste less at the diagonal."""
+    if head == 128 and not causal:
+        return 176
+    return 128 if head <= 160 else 112 if head <= 192 else 80
 
 
 class _Plan:
     """How a call of given shapes, strides and dtype is made."""
 
-    def __init__(self, q, k, v, q_stride, k_stride, v_stride, dtype, causal, target, aligned):
+    def __init__(self, q, k, v, q_stride, k_stride, v_stride, dtype, causal, target, aligned, positive):
         batch, heads, queries, head_dim = q
         kv_heads, keys = k[1], k[2]
         if causal:
             keys = min(keys, queries)  # no query sees more
+        strides = (q_stride, k_stride, v_stride)
         simt = dtype == torch.float32 or head_dim > 256
         head = min(-(-head_dim // 32) * 32, 128 if simt else 256)
-        wide = head_dim % 8 == 0  # whole 16-byte pieces
-        strides = (q_stride, k_stride, v_stride)
+        group = heads // kv_heads
+        wgmma = target.has_wgmma and not simt and head_dim % 8 == 0 and positive and queries >= WGMMA_QUERIES
+        wgmma = wgmma and _fills(batch * heads * -(-queries // (64 * _warpgroups(head))), keys, target.sms)
         # A layout that the kernel does not read, or not 16 bytes at a time, is worth a copy.
-        aligned = aligned and all(
-            step % 8 == 0 or size == 1
-            for shape, stride in zip((q, k, v), strides, strict=True)
-            for size, step in zip(shape[:3], stride[:3], strict=True)
+        aligned = (
+            aligned
+            and all(
+                size == 1 or (step % 8 == 0 and (step or not wgmma))  # the copy engine takes no stride of 0
+                for shape, stride in zip((q, k, v), strides, strict=True)
+                for size, step in zip(shape[:3], stride[:3], strict=True)
+            )
         )
+        wide = head_dim % 8 == 0  # whole 16-byte pieces
         self.copied = any(stride[3] != 1 for stride in strides) or (not simt and wide and not aligned)
         if self.copied:
             return
-        group = heads // kv_heads
-        decode = not simt and group * queries <= 32
+        decode = not wgmma and not simt and group * queries <= 32
         rows = 64 if simt else 16 if decode else 64 * CONFIG["BLOCK_SLABS"]
-        pack = group if decode or 2 * queries <= rows else 1
-        splits, split_keys = _splits(-(-pack * queries // rows) * batch * heads // pack, keys, target.sms, decode)
-        self.library = _library(dtype, head, simt)
-        self.work = splits * batch * heads * queries * (-(-head_dim // 4) * 4 + 2) if splits > 1 else 0
+        pack = group if decode or (not wgmma and 2 * queries <= rows) else 1
+        splits, split_keys, section, self.counter, self.work = 1, keys, 1, 0, 0
+        if wgmma:
+            section = _section(keys, head_dim, group) or batch * heads
+            self.counter = CONFIG["SCHEDULE"] == 2
+            self.function = _wgmma_library(dtype, head, causal).attention
+        else:
+            splits, split_keys = _splits(-(-pack * queries // rows) * batch * heads // pack, keys, target.sms, decode)
+            if splits > 1:
+                self.work = splits * batch * heads * queries * (-(-head_dim // 4) * 4 + 2)
+            self.function = _general_library(dtype, head, simt).attention
         numbers = [batch, heads, kv_heads, queries, keys, head_dim]
         for stride in strides:
             numbers += stride[:3]
-        numbers += [causal, wide, pack, decode, splits, split_keys, 1, target.sms]
+        numbers += [causal, wide, pack, decode, splits, split_keys, section, target.sms]
         self.problem = (ctypes.c_int64 * len(numbers))(*numbers)
         self.address = ctypes.addressof(self.problem)
-        self.function = self.library.attention
         self.scale = LOG2_E / math.sqrt(head_dim)
+
+
+def _fills(tiles, keys, sms):
+    """Whether wgmma's tiles occupy enough of the GPU, or splits of long keys by the general kernel do better."""
+    return 3 * tiles >= sms or keys < 2048
+
+
+def _section(keys, head_dim, group):
+    """Heads in flight at a time, so that their keys and values stay in L2; 0: all."""
+    if CONFIG["SCHEDULE"] == 1 or not CONFIG["SECTION_MB"]:
+        return 0  # a schedule fixed beforehand is only even if all heavy tiles come first
+    return max(1, (CONFIG["SECTION_MB"] << 20) // (4 * keys * head_dim)) * group
 
 
 def _splits(tiles, keys, sms, decode):
@@ -831,11 +1329,15 @@ def kernel_fn(q, k, v, causal=True, scale=None):
         _check(q, k, v)
         return torch.zeros(q.shape, dtype=q.dtype, device=q.device)  # a sum over no key
     aligned = (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16 == 0
-    of_call = q.dtype, causal, target_of(q), aligned
+    of_call = q.dtype, causal, target_of(q), aligned, scale is None or scale > 0
     plan = _plan(q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), *of_call)
     if plan.copied:
         return kernel_fn(*(x.clone(memory_format=torch.contiguous_format) for x in (q, k, v)), causal, scale)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    work = torch.empty(plan.work, dtype=torch.float32, device=q.device) if plan.work else None
+    work = None
+    if plan.work:
+        work = torch.empty(plan.work, dtype=torch.float32, device=q.device)
+    elif plan.counter:
+        work = torch.empty(1, dtype=torch.int32, device=q.device)
     plan.function(q, k, v, out, work, plan.address, plan.scale if scale is None else scale * LOG2_E)
     return out
