@@ -36,7 +36,7 @@ TUNABLES = {
     "SPLIT": [0, 1, 2, 4, 8, 16, 32],  # blocks per output (rows) or strip (columns); 0: as many as fill the GPU
     "WAVES": [1, 2, 4],  # with SPLIT 0: how many times over
     "LOAD": ["plain", "stream", "stream256", "last"],  # cache policy of the wide loads, see load16
-    "RESIDENT": [512, 1024, 2048],  # threads per multiprocessor that registers leave room for
+    "RESIDENT": [512, 1024, 1536, 2048],  # threads per multiprocessor that registers leave room for
 }
 CONFIG = {
     "BLOCK": 128,
