@@ -128,6 +128,9 @@ DEVICE void load_matrices_transposed(u32 (&v)[4], u32 address) {
 DEVICE void copy_async(u32 to, const void* from, u32 bytes) {  // 16 bytes, of which the last ones may be zeros
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
+DEVICE void copy_word_async(u32 to, const void* from, bool in) {  // 4 bytes, or zeros
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(in ? 4 : 0) : "memory");
+}
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
@@ -162,7 +165,7 @@ DEVICE void barrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 DEVICE void barrier_arrive_cluster(u32 barrier) {  // address as from address_in_block
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 DEVICE void barrier_wait(u32 barrier, u32 parity) {  // until the phase of that parity is complete
   u32 done;
@@ -201,6 +204,9 @@ DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" :::
 template <int PENDING> DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
+// Two warpgroups that take turns: one waits until the other has passed it the turn.
+DEVICE void turn_wait(int turn) { asm volatile("barrier.cta.sync %0, 256;" ::"r"(turn + 1) : "memory"); }
+DEVICE void turn_pass(int turn) { asm volatile("barrier.cta.arrive %0, 256;" ::"r"(turn + 1) : "memory"); }
 DEVICE void keep_order(float& v) { asm volatile("" : "+f"(v)::"memory"); }  // v is not read before this point
 @WGMMA@
 #endif
@@ -220,7 +226,7 @@ struct Place { int row, col, batch, first, last, piece; };  // steps first..last
 
 DEVICE void find_tile(const Cut& c, int tile, Place& at) {
   const int per_batch = c.rows * c.cols;
-  at.batch = tile / per_batch;
+  at.batch = tile < per_batch ? 0 : tile / per_batch;
   tile -= at.batch * per_batch;
   const int per_group = c.group * c.cols, group = tile / per_group, first = group * c.group;
   const int height = min(c.group, c.rows - first), inside = tile - group * per_group;
@@ -399,13 +405,19 @@ __global__ void __launch_bounds__(THREADS, 1)
     u32 steps = 0;   // of all items so far: which stage comes next, and which of its phases
     int buffer = 0;
     int turn = 0;
+    // A wait for a stage can only tell a phase from the one before it. So a warpgroup starts on its tile when the other
+    // has seen all of its own stages filled.
+    if (Tile::PINGPONG && group == 1) turn_pass(0);
+    Place next = find(cut, worker);
     for (int item = worker; item < cut.items; item += workers) {
-      const Place at = find(cut, item);
+      const Place at = next;
       const int length = at.last - at.first;
       if (Tile::PINGPONG && turn++ % 2 != group) {
         steps += length;
+        next = find(cut, item + workers);
         continue;
       }
+      if (Tile::PINGPONG) turn_wait(group);
       int stage = steps % STAGES;
       u32 parity = steps / STAGES & 1;
       steps += length;
@@ -422,11 +434,13 @@ __global__ void __launch_bounds__(THREADS, 1)
           for (int m = 0; m < ROWS / 64; ++m)
             wgmma<A_K, B_K>(T{}, sums[m], desc_a + m * (8192 >> 4) + k * A_NEXT, desc_b + k * B_NEXT, step + k > 0);
         wgmma_commit();
+        if (step == 0) next = find(cut, item + workers);  // divisions, behind the tensor cores' back
         wgmma_wait<1>();  // the step before this one is done: its stage may be filled again
         if (step > 0) release(before);
         before = stage;
         if (++stage == STAGES) stage = 0, parity ^= 1;
       }
+      if (Tile::PINGPONG && item + workers < cut.items) turn_pass(1 - group);
       wgmma_wait<0>();
       release(before);
 #pragma unroll
@@ -499,44 +513,59 @@ const int G_K_PITCH = G_STEP * 2 + 16, G_ROW_PITCH = G_TILE * 2 + 16;  // bytes;
 const int G_SIDE_BYTES = G_TILE * G_K_PITCH;                           // [row][k]; [k][row] is smaller
 const int G_SHARED = G_STAGES * 2 * G_SIDE_BYTES;
 
-// 128 rows by 32 k's of one operand into shared memory, zeros beyond its edges.
-DEVICE void load_side(unsigned char* to, const Side& s, i64 offset, i64 row0, i64 k0, i64 k_end) {
-  const u16* from = (const u16*)s.data + offset;
-  if (s.vectors) {
+// Copies 128 rows by 32 k's of one operand, step by step, into shared memory, with zeros beyond its edges.
+struct Loader {
+  const Side& s;
+  const u16* from;  // of this thread's first element in the first step
+  int row, k;       // and its place in the tile; the next ones are `more` rows or k's further
+  int rows_left;    // from that row to the edge
+  DEVICE Loader(const Side& side, i64 offset, i64 row0, i64 k0) : s(side) {
+    const int i = threadIdx.x;
+    if (s.vectors) row = s.k_major ? i / 4 : i % 16 * 8, k = s.k_major ? i % 4 * 8 : i / 16;
+    else row = s.k_major ? i / G_STEP : i % G_TILE, k = s.k_major ? i % G_STEP : i / G_TILE;
+    from = (const u16*)s.data + offset + (row0 + row) * s.row + (k0 + k) * s.k;
+    rows_left = (int)min(s.count - row0 - row, (i64)G_TILE);
+  }
+  DEVICE void load(unsigned char* to, i64 steps, i64 k_left) const {  // k_left: of this step and the later ones
+    const u16* p = from + steps * G_STEP * s.k;
+    const int pitch = s.k_major ? G_K_PITCH : G_ROW_PITCH, left = (int)min(k_left, (i64)G_STEP) - k;
+    to += s.k_major ? row * pitch + k * 2 : k * pitch + row * 2;
+    if (s.vectors) {
+      const int more = s.k_major ? 64 : 16;  // 256 threads by 8 elements further
 #pragma unroll
-    for (int i = threadIdx.x; i < G_TILE * G_STEP / 8; i += 256) {
-      const int row = s.k_major ? i / 4 : i % 16 * 8, k = s.k_major ? i % 4 * 8 : i / 16;
-      const i64 rows_left = s.count - row0 - row, k_left = k_end - k0 - k;
-      const i64 left = rows_left <= 0 || k_left <= 0 ? 0 : s.k_major ? k_left : rows_left;
-      const void* p = left > 0 ? from + (row0 + row) * s.row + (k0 + k) * s.k : from;
-      copy_async(shared_address(to) + (s.k_major ? row * G_K_PITCH + k * 2 : k * G_ROW_PITCH + row * 2), p,
-                 (u32)min(left, (i64)8) * 2);
-    }
-  } else {
+      for (int c = 0; c < 2; ++c) {
+        const int there = s.k_major ? (c * more < rows_left ? left : 0) : (c * more < left ? rows_left : 0);
+        const int count = max(min(there, 8), 0);
+        copy_async(shared_address(to + c * more * pitch), count ? p + c * more * (s.k_major ? s.row : s.k) : s.data,
+                   count * 2);
+      }
+    } else {
+      const int more = s.k_major ? 256 / G_STEP : 256 / G_TILE;
 #pragma unroll 4
-    for (int i = threadIdx.x; i < G_TILE * G_STEP; i += 256) {
-      const int row = s.k_major ? i / G_STEP : i % G_TILE, k = s.k_major ? i % G_STEP : i / G_TILE;
-      const bool in = row0 + row < s.count && k0 + k < k_end;
-      *(u16*)(to + (s.k_major ? row * G_K_PITCH + k * 2 : k * G_ROW_PITCH + row * 2)) =
-          in ? from[(row0 + row) * s.row + (k0 + k) * s.k] : (u16)0;
+      for (int c = 0; c < G_TILE * G_STEP / 256; ++c) {
+        const bool in = s.k_major ? c * more < rows_left && left > 0 : c * more < left && rows_left > 0;
+        *(u16*)(to + c * more * pitch) = in ? p[c * more * (s.k_major ? s.row : s.k)] : (u16)0;
+      }
     }
   }
-}
+};
 // Where a lane's matrix row starts for 16 rows by 16 k's, in the order of mma's first operand.
 DEVICE u32 lane_offset(const Side& s, int row, int lane) {
   const int a = lane % 16, b = lane / 16 * 8;
-  return s.k_major ? (row + a) * G_K_PITCH + b * 2
-                   : (lane % 8 + b) * G_ROW_PITCH + (row + lane / 8 % 2 * 8) * 2;
+  return s.k_major ? (row + a) * G_K_PITCH + b * 2 : (lane % 8 + b) * G_ROW_PITCH + (row + lane / 8 % 2 * 8) * 2;
 }
 
 template <class T>
-__global__ void __launch_bounds__(256) product_any(const Side a, const Side b, i64 K, const Cut cut, const Result r) {
+__global__ void __launch_bounds__(256, 2)
+    product_any(const Side a, const Side b, i64 K, const Cut cut, const Result r) {
   extern __shared__ __align__(1024) unsigned char dynamic_shared[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int wm = warp % 2 * 64, wn = warp / 2 * 32;
   const Place at = find(cut, blockIdx.x);
   const i64 row0 = (i64)at.row * G_TILE, col0 = (i64)at.col * G_TILE;
-  const i64 a_offset = batch_offset(a, cut, at.batch), b_offset = batch_offset(b, cut, at.batch);
+  const i64 k0 = (i64)at.first * G_STEP;
+  const Loader load_a(a, batch_offset(a, cut, at.batch), row0, k0);
+  const Loader load_b(b, batch_offset(b, cut, at.batch), col0, k0);
   const int steps = at.last - at.first;
   const u32 base = shared_address(dynamic_shared);
   const u32 a_lane = lane_offset(a, wm, lane), b_lane = lane_offset(b, wn, lane);
@@ -545,9 +574,9 @@ __global__ void __launch_bounds__(256) product_any(const Side a, const Side b, i
   auto load = [&](int step) {
     if (step < steps) {
       unsigned char* to = dynamic_shared + step % G_STAGES * 2 * G_SIDE_BYTES;
-      const i64 k = (i64)(at.first + step) * G_STEP;
-      load_side(to, a, a_offset, row0, k, K);
-      load_side(to + G_SIDE_BYTES, b, b_offset, col0, k, K);
+      const i64 k_left = K - k0 - (i64)step * G_STEP;
+      load_a.load(to, step, k_left);
+      load_b.load(to + G_SIDE_BYTES, step, k_left);
     }
     copy_commit();  // one group a step, even an empty one, so that counting groups counts steps
   };
@@ -592,61 +621,70 @@ __global__ void __launch_bounds__(256) product_any(const Side a, const Side b, i
 // fp32 --------------------------------------------------------------------------------------------------------------
 
 const int F_TILE = 128, F_STEP = 16, F_PITCH = F_TILE + 4;
+const int F_SHARED = 2 * 2 * F_STEP * F_PITCH * 4;
 
-// A thread's 8 values of 128 rows by 16 k's: two runs of four along the dimension that lies together.
-DEVICE void fetch_side(float4 (&v)[2], const Side& s, i64 offset, i64 row0, i64 k0, i64 k_end) {
-  const float* from = (const float*)s.data + offset;
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const int i = threadIdx.x + 256 * j;
-    const i64 row = row0 + (s.k_major ? i / 4 : i % 32 * 4), k = k0 + (s.k_major ? i % 4 * 4 : i / 32);
-    const float* p = from + row * s.row + k * s.k;
-    if (s.vectors && (s.k_major ? row < s.count && k + 3 < k_end : row + 3 < s.count && k < k_end)) {
-      v[j] = *(const float4*)p;
-      continue;
-    }
-    float e[4];
-#pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      const bool in = s.k_major ? row < s.count && k + q < k_end : row + q < s.count && k < k_end;
-      e[q] = in ? p[q * (s.k_major ? s.k : s.row)] : 0.0f;
-    }
-    v[j] = make_float4(e[0], e[1], e[2], e[3]);
+// Copies 128 rows by 16 k's of one operand, step by step, into shared memory as [k][row]. The copies are asynchronous
+// whatever the strides: single elements where 16 bytes do not lie together along the rows.
+struct Loader32 {
+  const Side& s;
+  const float* from;
+  int row, k, rows_left;  // as in Loader
+  bool wide;
+  DEVICE Loader32(const Side& side, i64 offset, i64 row0, i64 k0) : s(side), wide(side.vectors && !side.k_major) {
+    const int i = threadIdx.x;
+    row = wide ? i % 32 * 4 : s.k_major ? i / F_STEP : i % F_TILE;
+    k = wide ? i / 32 : s.k_major ? i % F_STEP : i / F_TILE;
+    from = (const float*)s.data + offset + (row0 + row) * s.row + (k0 + k) * s.k;
+    rows_left = (int)min(s.count - row0 - row, (i64)F_TILE);
   }
-}
-DEVICE void keep_side(float (*to)[F_PITCH], const Side& s, const float4 (&v)[2]) {  // [k][row]
+  DEVICE void load(float (*to)[F_PITCH], i64 steps, i64 k_left) const {
+    const float* p = from + steps * F_STEP * s.k;
+    const int left = (int)min(k_left, (i64)F_STEP) - k;
+    if (wide) {
 #pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const int i = threadIdx.x + 256 * j;
-    if (s.k_major) {
-      const int row = i / 4, k = i % 4 * 4;
-      to[k][row] = v[j].x, to[k + 1][row] = v[j].y, to[k + 2][row] = v[j].z, to[k + 3][row] = v[j].w;
+      for (int c = 0; c < 2; ++c) {
+        const int count = c * 8 < left ? max(min(rows_left, 4), 0) : 0;
+        copy_async(shared_address(&to[k + c * 8][row]), count ? p + c * 8 * s.k : s.data, count * 4);
+      }
+    } else if (s.k_major) {
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        const bool in = c * 16 < rows_left && left > 0;
+        copy_word_async(shared_address(&to[k][row + c * 16]), in ? p + c * 16 * s.row : s.data, in);
+      }
     } else {
-      *(float4*)&to[i / 32][i % 32 * 4] = v[j];
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        const bool in = c * 2 < left && rows_left > 0;
+        copy_word_async(shared_address(&to[k + c * 2][row]), in ? p + c * 2 * s.k : s.data, in);
+      }
     }
   }
-}
+};
 
 __global__ void __launch_bounds__(256, 2)
     product_fp32(const Side a, const Side b, i64 K, const Cut cut, const Result r) {
-  __shared__ __align__(16) float tiles[2][2][F_STEP][F_PITCH];  // [buffer][operand]
+  extern __shared__ __align__(1024) unsigned char dynamic_shared[];
+  auto tiles = (float(*)[2][F_STEP][F_PITCH])dynamic_shared;  // [buffer][operand]
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const Place at = find(cut, blockIdx.x);
-  const i64 row0 = (i64)at.row * F_TILE, col0 = (i64)at.col * F_TILE;
-  const i64 a_offset = batch_offset(a, cut, at.batch), b_offset = batch_offset(b, cut, at.batch);
-  float4 next_a[2], next_b[2];
-  auto fetch = [&](int step) {
-    fetch_side(next_a, a, a_offset, row0, (i64)step * F_STEP, K);
-    fetch_side(next_b, b, b_offset, col0, (i64)step * F_STEP, K);
+  const i64 row0 = (i64)at.row * F_TILE, col0 = (i64)at.col * F_TILE, k0 = (i64)at.first * F_STEP;
+  const Loader32 load_a(a, batch_offset(a, cut, at.batch), row0, k0);
+  const Loader32 load_b(b, batch_offset(b, cut, at.batch), col0, k0);
+  const int steps = at.last - at.first;
+  auto load = [&](int step) {
+    const i64 k_left = K - k0 - (i64)step * F_STEP;
+    load_a.load(tiles[step % 2][0], step, k_left);
+    load_b.load(tiles[step % 2][1], step, k_left);
+    copy_commit();
   };
-  fetch(at.first);
-  keep_side(tiles[0][0], a, next_a);
-  keep_side(tiles[0][1], b, next_b);
-  __syncthreads();
+  load(0);
   float sums[8][8] = {};  // rows 4 ty.. and 64 + 4 ty.., columns alike
-  for (int step = at.first; step < at.last; ++step) {
-    const int now = (step - at.first) % 2;
-    if (step + 1 < at.last) fetch(step + 1);
+  for (int step = 0; step < steps; ++step) {
+    copy_wait<0>();
+    __syncthreads();  // this step's tiles are there, and everybody is done with the other buffer
+    if (step + 1 < steps) load(step + 1);
+    const int now = step % 2;
 #pragma unroll
     for (int k = 0; k < F_STEP; ++k) {
       float x[8], y[8];
@@ -659,11 +697,6 @@ __global__ void __launch_bounds__(256, 2)
 #pragma unroll
         for (int j = 0; j < 8; ++j) sums[i][j] = fmaf(x[i], y[j], sums[i][j]);
     }
-    if (step + 1 < at.last) {  // the other buffer was last read before the barrier that ended the step before
-      keep_side(tiles[1 - now][0], a, next_a);
-      keep_side(tiles[1 - now][1], b, next_b);
-    }
-    __syncthreads();
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i)
@@ -968,7 +1001,7 @@ template <class T> static cudaError_t run(Call& c) {
 static cudaError_t run_fp32(const Call& c) {
   const bool skinny = c.p.path == SKINNY_ROWS;
   cudaError_t error = launch(!skinny ? product_fp32 : c.b.k_major ? skinny_fp32<true> : skinny_fp32<false>,
-                             dim3(c.cut.items), 256, 0, 1, c.stream, c.a, c.b, c.p.K, c.cut, c.r);
+                             dim3(c.cut.items), 256, skinny ? 0 : F_SHARED, 1, c.stream, c.a, c.b, c.p.K, c.cut, c.r);
   if (error != cudaSuccess) return error;
   return skinny ? finish<float>(c, 1, 16, c.b.k_major ? 16 : 128) : finish<float>(c, 1, F_TILE, F_TILE);
 }
