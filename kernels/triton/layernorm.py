@@ -32,7 +32,11 @@ TUNABLES = {
     "ROWS": [0, 1, 2, 4, 8, 16, 32],  # rows: rows per program; 0: one, or several short ones
     "PERSISTENT": [0, -1, 1, 2, 3, 4, 6, 8],  # rows: programs per multiprocessor that loop; -1: no loop; 0: by shape
     "STAGES": [1, 2, 3, 4],  # rows, persistent: tiles in flight per program; 1: no prefetch
-    "WEIGHT": ["early", "late"],  # rows: with bias, before x and, persistent, kept in registers; or after the sums
+    "WEIGHT": [
+        "auto",
+        "early",
+        "late",
+    ],  # rows: with bias, before x and, persistent, kept in registers; or after the sums
     "LOAD": ["evict_first", ""],  # cache policy of what is read once
     "STORE": ["evict_first", ""],  # cache policy of the output
     "MAX_BLOCK": [8192, 16384, 32768, 65536],  # the longest row, in elements, that is kept in registers
@@ -46,7 +50,7 @@ CONFIG = {
     "ROWS": 0,
     "PERSISTENT": 0,
     "STAGES": 3,
-    "WEIGHT": "early",
+    "WEIGHT": "auto",
     "LOAD": "evict_first",
     "STORE": "evict_first",
     "MAX_BLOCK": 32768,
@@ -73,6 +77,18 @@ def _centered(value, cols, col, MASKED: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def _aligned(pointer, ALIGN: tl.constexpr):
+    """`pointer`, of which the compiler knows no more than that it is on a multiple of ALIGN elements; or None.
+
+    It spreads each load over the threads as the alignment allows. Weights that allow more than x would be spread in
+    another way, and then be moved between threads. The index is 0: grids have one dimension.
+    """
+    if pointer is not None:
+        pointer += tl.program_id(2) * ALIGN
+    return pointer
+
+
+@triton.jit
 def _read(pointer, default, col, cols, MASKED: tl.constexpr):
     """The weight or bias at columns `col` in fp32; `default` where there is none."""
     if pointer is None:
@@ -89,7 +105,7 @@ def _rows_tile(
     tile, x, weight, bias, w, b, out, rows, cols, stride, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     MASKED: tl.constexpr, EARLY: tl.constexpr, LOAD: tl.constexpr, STORE: tl.constexpr,
 ):  # fmt: skip
-    row = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    row = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
     if MASKED:
         inside = (row < rows) & (col < cols)
@@ -116,6 +132,8 @@ def _rows_kernel(
     # Multiples of ALIGN, said in a way that the compiler can see: it widens loads and stores by that.
     cols = cols // ALIGN * ALIGN
     stride = stride // ALIGN * ALIGN
+    weight = _aligned(weight, ALIGN)
+    bias = _aligned(bias, ALIGN)
     w = 1.0
     b = 0.0
     if EARLY:
@@ -147,6 +165,8 @@ def _long_kernel(
     # to itself until the end; two such pairs are joined by the rule of Chan, Golub and LeVeque.
     at = tl.arange(0, UNROLL)[:, None] * LANES + tl.arange(0, LANES)[None, :]
     whole = cols // CHUNK * CHUNK
+    weight = _aligned(weight, ALIGN)
+    bias = _aligned(bias, ALIGN)
     mean = tl.zeros([LANES], tl.float32)
     spread = tl.zeros([LANES], tl.float32)
     for start in tl.range(0, whole, CHUNK, num_stages=STAGES):
@@ -229,8 +249,10 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_TILE = 65536  # elements of a program; more do not fit in its registers, whatever CONFIG says
 ONE_WARP_BYTES = 2048  # a row of at most this much belongs to one warp, which needs no barrier to reduce it
 SHORT_TILE_BYTES = 4096  # what a program takes of shorter rows
+MAX_ACCESSES = 8  # long: loads per thread and step
 THREAD_BYTES = 32  # two 16-byte loads per thread: few registers, so many programs fit, and enough bytes in flight
-TILES_PER_PROGRAM = 4  # fewer than this leave a persistent grid nothing to overlap, and uneven shares
+MANY_PER_THREAD = 16  # elements; more than this take so many registers that only few programs fit
+LARGE_TILE_BYTES = 32768  # of such tiles few are in flight without a prefetch
 WIDE_FROM = 2**31 - 2**20  # offsets beyond this need 64 bits; the margin is for masked lanes
 LEAST_ACROSS = 8  # 16 bytes: with fewer neighbouring rows, it is better to make x contiguous first
 
@@ -267,29 +289,32 @@ def kernel_fn(x, weight, bias, eps=1e-5):
 
 def _launch_rows(x, weight, bias, out, eps, rows, cols, stride):
     target = target_of(x)
-    # The largest power of two, up to 16, that divides where rows begin and end.
+    # The largest power of two, up to 16, that divides where rows begin and end: what one access may span, in elements.
     divisor = cols | stride if rows > 1 else cols
-    align = min(divisor & -divisor, 16)
+    align = 1 if x.data_ptr() % 16 else min(divisor & -divisor, 16)
     with on_device(x):
         if cols > CONFIG["MAX_BLOCK"]:
             warps = min(CONFIG["LONG_WARPS"], 1024 // target.warp_size)
+            vector = 16 // x.element_size()
+            span = min(align, vector)
+            # Shorter accesses, more of them; but each has its own address and mask, and only so many fit in registers.
+            unroll = min(CONFIG["UNROLL"] * vector // span, max(CONFIG["UNROLL"], MAX_ACCESSES))
             _long_kernel[(rows,)](
-                x, weight, bias, out, cols, stride, eps, align, CONFIG["UNROLL"],
-                warps * target.warp_size * (16 // x.element_size()), CONFIG["LONG_STAGES"], CONFIG["LOAD"],
-                CONFIG["STORE"], num_warps=warps,
+                x, weight, bias, out, cols, stride, eps, align, unroll, warps * target.warp_size * span,
+                CONFIG["LONG_STAGES"], CONFIG["LOAD"], CONFIG["STORE"], num_warps=warps,
             )  # fmt: skip
             return
-        tile_rows, block, warps, grid, stages = _plan(rows, cols, x.element_size(), target)
+        tile_rows, block, warps, grid, stages, early = _plan(rows, cols, x.element_size(), target)
         _rows_kernel[(grid,)](
             x, weight, bias, out, rows, cols, stride, eps, align, tile_rows, block,
-            block != cols or rows % tile_rows != 0, stages, CONFIG["WEIGHT"] == "early",
-            CONFIG["LOAD"], CONFIG["STORE"], num_warps=warps,
+            block != cols or rows % tile_rows != 0, stages, early, CONFIG["LOAD"], CONFIG["STORE"], num_warps=warps,
         )  # fmt: skip
 
 
 @functools.lru_cache(4096)
 def _plan(rows, cols, itemsize, target):
-    """(rows per program, its columns, its warps, programs, stages or 0 for no loop) for rows in registers."""
+    """For rows in registers: (rows per program, its columns, its warps, programs, stages or 0 for no loop, whether
+    the weight is read early)."""
     block = triton.next_power_of_2(cols)
     row_bytes = block * itemsize
     # Short rows share a program, but not so that multiprocessors are left without one.
@@ -302,19 +327,23 @@ def _plan(rows, cols, itemsize, target):
     warps = CONFIG["WARPS"] or max(1, threads // target.warp_size)
     warps = min(warps, 1024 // target.warp_size)
     tiles = triton.cdiv(rows, tile_rows)
-    grid, stages = _persistence(tiles, tile_rows * row_bytes, warps * target.warp_size, target)
-    return tile_rows, block, warps, grid, stages
+    many = tile_rows * block // (warps * target.warp_size) > MANY_PER_THREAD
+    grid, stages = _persistence(tiles, tile_rows * row_bytes, many, target)
+    early = CONFIG["WEIGHT"] == "early" or (CONFIG["WEIGHT"] == "auto" and not many)
+    return tile_rows, block, warps, grid, stages, early
 
 
-def _persistence(tiles, tile_bytes, threads, target):
-    """(programs, stages): a program per tile and no loop, or a grid that just fills the GPU and prefetches."""
-    per_sm = CONFIG["PERSISTENT"]
-    if per_sm == 0:
-        per_sm = -1
+def _persistence(tiles, tile_bytes, many, target):
+    """(programs, stages): a program per tile and no loop, or a grid that just fills the GPU and prefetches.
+
+    While several programs fit on a multiprocessor, one loads as another computes; where registers allow only one of
+    them, nothing but its own prefetch fills the gaps.
+    """
+    per_sm = CONFIG["PERSISTENT"] or (1 if many and tile_bytes >= LARGE_TILE_BYTES else -1)
     if per_sm < 0:
         return tiles, 0
-    # The tiles in flight lie in shared memory, of which each program has its share.
-    return min(tiles, per_sm * target.sms), max(1, min(CONFIG["STAGES"], target.shared_bytes // per_sm // tile_bytes))
+    # All tiles in flight but one lie in shared memory, of which each program has its share.
+    return min(tiles, per_sm * target.sms), min(CONFIG["STAGES"], 1 + target.shared_bytes // per_sm // tile_bytes)
 
 
 def _launch_strided(x, weight, bias, out, eps, rows, columns):

@@ -76,7 +76,7 @@ def _rows_tile(
     tile, x, out, rows, cols, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
     LOAD: tl.constexpr, STORE: tl.constexpr,
 ):  # fmt: skip
-    row = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    row = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
     if MASKED:
         inside = (row < rows) & (col < cols)
@@ -192,8 +192,10 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_TILE = 65536  # elements of a program; more do not fit in its registers, whatever CONFIG says
 ONE_WARP_BYTES = 2048  # a row of at most this much belongs to one warp, which needs no barrier to reduce it
 SHORT_TILE_BYTES = 4096  # what a program takes of shorter rows
+MAX_ACCESSES = 8  # long: loads per thread and step
 THREAD_BYTES = 32  # two 16-byte loads per thread: few registers, so many programs fit, and enough bytes in flight
-TILES_PER_PROGRAM = 4  # fewer than this leave a persistent grid nothing to overlap, and uneven shares
+MANY_PER_THREAD = 16  # elements; more than this take so many registers that only few programs fit
+LARGE_TILE_BYTES = 32768  # of such tiles few are in flight without a prefetch
 WIDE_FROM = 2**31 - 2**20  # offsets beyond this need 64 bits; the margin is for masked lanes
 
 
@@ -228,14 +230,18 @@ def kernel_fn(x, dim=-1):
 
 def _launch_rows(x, out, rows, cols, stride):
     target = target_of(x)
-    # The largest power of two, up to 16, that divides where rows begin and end.
+    # The largest power of two, up to 16, that divides where rows begin and end: what one access may span, in elements.
     divisor = cols | stride if rows > 1 else cols
-    align = min(divisor & -divisor, 16)
+    align = 1 if x.data_ptr() % 16 else min(divisor & -divisor, 16)
     with on_device(x):
         if cols > CONFIG["MAX_BLOCK"]:
             warps = min(CONFIG["LONG_WARPS"], 1024 // target.warp_size)
+            vector = 16 // x.element_size()
+            span = min(align, vector)
+            # Shorter accesses, more of them; but each has its own address and mask, and only so many fit in registers.
+            unroll = min(CONFIG["UNROLL"] * vector // span, max(CONFIG["UNROLL"], MAX_ACCESSES))
             _long_kernel[(rows,)](
-                x, out, cols, stride, align, CONFIG["UNROLL"], warps * target.warp_size * (16 // x.element_size()),
+                x, out, cols, stride, align, unroll, warps * target.warp_size * span,
                 CONFIG["LONG_STAGES"], CONFIG["LOAD"], CONFIG["STORE"], num_warps=warps,
             )  # fmt: skip
             return
@@ -261,19 +267,22 @@ def _plan(rows, cols, itemsize, target):
     warps = CONFIG["WARPS"] or max(1, threads // target.warp_size)
     warps = min(warps, 1024 // target.warp_size)
     tiles = triton.cdiv(rows, tile_rows)
-    grid, stages = _persistence(tiles, tile_rows * row_bytes, warps * target.warp_size, target)
+    many = tile_rows * block // (warps * target.warp_size) > MANY_PER_THREAD
+    grid, stages = _persistence(tiles, tile_rows * row_bytes, many, target)
     return tile_rows, block, warps, grid, stages
 
 
-def _persistence(tiles, tile_bytes, threads, target):
-    """(programs, stages): a program per tile and no loop, or a grid that just fills the GPU and prefetches."""
-    per_sm = CONFIG["PERSISTENT"]
-    if per_sm == 0:
-        per_sm = -1
+def _persistence(tiles, tile_bytes, many, target):
+    """(programs, stages): a program per tile and no loop, or a grid that just fills the GPU and prefetches.
+
+    While several programs fit on a multiprocessor, one loads as another computes; where registers allow only one of
+    them, nothing but its own prefetch fills the gaps.
+    """
+    per_sm = CONFIG["PERSISTENT"] or (1 if many and tile_bytes >= LARGE_TILE_BYTES else -1)
     if per_sm < 0:
         return tiles, 0
-    # The tiles in flight lie in shared memory, of which each program has its share.
-    return min(tiles, per_sm * target.sms), max(1, min(CONFIG["STAGES"], target.shared_bytes // per_sm // tile_bytes))
+    # All tiles in flight but one lie in shared memory, of which each program has its share.
+    return min(tiles, per_sm * target.sms), min(CONFIG["STAGES"], 1 + target.shared_bytes // per_sm // tile_bytes)
 
 
 def _launch_strided(x, out, rows, cols):
