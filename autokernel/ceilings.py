@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from autokernel.gpus import Gpu, estimate, lookup
 from autokernel.roofline import Ceilings
 from autokernel.spec import DTYPES
 
@@ -53,6 +54,29 @@ def measure_ceilings(device: str = "cpu") -> Ceilings:
     if busy:
         log.warning("%s is busy: its ceilings, and the headroom that follows, may be too low", device)
     return best
+
+
+def published(device: str) -> Gpu | None:
+    """The published (or, for a part that is not in the table, estimated) limits of a GPU; None for a CPU."""
+    if torch.device(device).type != "cuda":
+        return None
+    properties: Any = torch.cuda.get_device_properties(device)
+    name, units, memory_bytes = properties.name, properties.multi_processor_count, properties.total_memory
+    gcn_arch = getattr(properties, "gcnArchName", "") if torch.version.hip else ""
+    clock_mhz = getattr(properties, "clock_rate", 0) / 1e3
+    found = lookup(name, gcn_arch=gcn_arch, memory_bytes=memory_bytes, units=units, clock_mhz=clock_mhz)
+    return found or estimate(
+        name=name,
+        sms=units,
+        clock_mhz=clock_mhz,
+        capability=None if torch.version.hip else (properties.major, properties.minor),
+        gcn_arch=gcn_arch,
+        memory_clock_mhz=getattr(properties, "memory_clock_rate", 0) / 1e3,
+        bus_bits=getattr(properties, "memory_bus_width", 0),
+        l2_bytes=properties.L2_cache_size,
+        shared_bytes=getattr(properties, "shared_memory_per_block_optin", 0),
+        memory_bytes=memory_bytes,
+    )
 
 
 def better_of(first: Ceilings, second: Ceilings) -> Ceilings:

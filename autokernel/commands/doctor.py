@@ -16,10 +16,18 @@ if TYPE_CHECKING:
 CANNOT_RUN = 3
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False) -> None:
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Measure bandwidth and GEMM rates, beside what is published.")
+    ] = False,
+) -> None:
     """Check compiler, git, torch, GPU, keys and sandbox. Exits 0 if the main job can run, else 3."""
     from autokernel.doctor import can_run, examine
 
+    if calibrate:
+        _calibrate(as_json)
+        return
     checks = examine(Path.cwd(), os.environ)
     able = can_run(checks)
     if as_json:
@@ -27,6 +35,28 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object
     else:
         _show(checks, able)
     raise typer.Exit(0 if able else CANNOT_RUN)
+
+
+def _calibrate(as_json: bool) -> None:
+    """Measure the ceilings that a run's roofline uses; every run does so at its start."""
+    from autokernel.backends import choose_backend
+    from autokernel.ceilings import measure_ceilings, published
+    from autokernel.settings import device_of
+
+    device = device_of(choose_backend("auto"))
+    measured, known = measure_ceilings(device), published(device)
+    if as_json:
+        print(json.dumps({"measured": measured.to_json(), "published": asdict(known) if known else None}))
+        return
+    how = "" if known is None else "estimated" if known.estimated else "published"
+    print(f"{measured.device}" + (f" ({known.name}, {how} limits: {known.source})" if known else ""))
+    rows = [("copy", measured.copy_gbps, "GB/s", known.bandwidth_gbps if known else None)]
+    peaks = known.peak_tflops if known else {}
+    rows += [(f"GEMM {dtype}", rate, "TFLOP/s", peaks.get(dtype)) for dtype, rate in measured.gemm_tflops.items()]
+    for name, rate, unit, peak in rows:
+        share = f"  {rate / peak:5.0%} of {how} {peak:.0f}" if peak else ""
+        print(f"  {name:<10} {rate:8.1f} {unit}{share}")
+    print(f"  {'launch':<10} {measured.launch_us:8.1f} us" if measured.launch_us else "")
 
 
 def _show(checks: list[Check], able: bool) -> None:
