@@ -1079,11 +1079,15 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100, red
     raise ValueError(f"reduction is mean, sum or none, not {reduction!r}")
 
 
+IGNORED_SHARE = 0.3
+"""Of the targets are ignored: their rows need not even be read."""
+
+
 def _hidden_targets(rows: int, classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Targets [N] and which of them are ignored [N]; the same for every fill of one call."""
     side = _side_generator(generator)
     targets = _integers(max(classes, 1), (rows,), side)
-    ignored = _uniform((rows,), side, 0, 1) < 0.3
+    ignored = _uniform((rows,), side, 0, 1) < IGNORED_SHARE
     if rows > 1:  # at least one of each kind
         first, second = torch.randperm(rows, generator=side, device=side.device)[:2].tolist()
         ignored[first], ignored[second] = True, False
@@ -1176,13 +1180,16 @@ def _all_ignored(inputs: Inputs, generator: torch.Generator) -> Inputs:
 
 
 def _cross_entropy_flops(case: Case) -> int:
-    """Compare, subtract, exponential, add for each logit."""
-    return 4 * case.tensors["logits"].numel
+    """Compare, subtract, exponential, add for each logit of the rows that count."""
+    return round(4 * (1 - IGNORED_SHARE) * case.tensors["logits"].numel)
 
 
 def _cross_entropy_bytes(case: Case) -> int:
-    elements = _shape(case, "logits")[0] if case.scalars.get("reduction") == "none" else 1
-    return _input_bytes(case) + _output_bytes(case, elements)
+    """The logits of the rows that count are read, all targets, and the output is written."""
+    rows, classes = _shape(case, "logits")
+    logits = round((1 - IGNORED_SHARE) * rows) * classes * DTYPES[case.dtype].itemsize
+    elements = rows if case.scalars.get("reduction") == "none" else 1
+    return logits + rows * DTYPES["int64"].itemsize + _output_bytes(case, elements)
 
 
 def _cross_entropy_upcast(logits: Tensor, targets: Tensor, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
