@@ -11,7 +11,7 @@ first, in sections of heads whose keys and values share the L2 cache. With few q
 are packed into one tile, and the keys are split over programs whose partial results a second kernel adds in order.
 
 Variants: "pointer" (plain loads: any strides, any GPU), "tma" (keys and values by the bulk copy engine) and "roles"
-(9.0, in Gluon): one warp loads, and two or three warpgroups of 64 query rows each take turns on the tensor cores, so
+(9.0, in Gluon): one warp loads, and up to three warpgroups of 64 query rows each take turns on the tensor cores, so
 that one's softmax runs beside the other's products; each also scores a block while it adds the values of the block
 before. With more tiles than multiprocessors, programs stay and draw tiles from a counter: no order of shares that is
 fixed beforehand is as even, and the next tile's loads overlap the end of this one.
@@ -49,7 +49,7 @@ TUNABLES = {
     "SPLITS": [0, 1, 2, 4, 8, 16, 32, 64, 128],  # programs that share a tile's keys (not causal); 0: from the shape
     "L2_SHARE": [0.25, 0.5, 0.75],  # of the L2 cache that a section's keys and values may take (causal)
     "FP32_DOT": ["ieee", "tf32x3"],  # fp32 products: plain multiply-adds, or three tensor core products
-    "CONSUMERS": [0, 2, 3],  # roles: warpgroups that compute, 64 rows each; 0: from head_dim
+    "CONSUMERS": [0, 1, 2, 3],  # roles: warpgroups that compute, 64 rows each; 0: from the shape
     "PINGPONG": [0, 1],  # roles: 1 makes them take turns on the tensor cores
     "SCHEDULE": ["grid", "draw"],  # roles: one program a tile, or as many as fit on the GPU, which draw tiles
 }
@@ -69,7 +69,6 @@ CONFIG = {
 }
 
 LOG2E = math.log2(math.e)
-COMBINE_ROWS = 4
 GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 # Renamed in Triton 3.7.
@@ -206,27 +205,26 @@ def _attention(q, k, v, out, sums, heads, heads_of_batch, group, seq_q, seq_k, t
 
 
 @triton.jit
-def _combine(out, parts, sums, rows, splits, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr):
-    """Add the splits' results in order, each in units of the largest maximum among them."""
-    first = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+def _combine(out, parts, sums, rows, splits, D: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr,
+             SPLITS: tl.constexpr):  # fmt: skip
+    """One row: the splits' results added in a fixed order, each in units of the largest maximum among them."""
+    row = tl.program_id(0).to(tl.int64)
+    every = tl.arange(0, SPLITS)
+    at = sums + (every * tl.cast(rows, tl.int64) + row) * 2
+    maxima = tl.load(at, mask=every < splits, other=-float("inf"))
+    row_max = tl.max(maxima, 0)
+    base = tl.where(row_max == -float("inf"), 0.0, row_max)
+    row_sum = tl.sum(tl.exp2(maxima - base) * tl.load(at + 1, mask=every < splits, other=0.0), 0)
     cols = tl.arange(0, BLOCK_D)
-    inside = first < rows
-    wanted = inside[:, None] & (cols < D)[None, :]
-    acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    row_sum = tl.zeros([ROWS], tl.float32)
-    row_max = tl.full([ROWS], -float("inf"), tl.float32)
-    for split in range(splits):
-        at = first + split * rows
-        part_max = tl.load(sums + at * 2, mask=inside, other=0.0)
-        part_sum = tl.load(sums + at * 2 + 1, mask=inside, other=1.0)
-        part = tl.load(parts + at[:, None] * D + cols[None, :], mask=wanted, other=0.0)
-        new_max = tl.maximum(row_max, part_max)
-        base = tl.where(new_max == -float("inf"), 0.0, new_max)
-        shrink, grow = tl.exp2(row_max - base), tl.exp2(part_max - base)
-        acc = acc * shrink[:, None] + part * grow[:, None]
-        row_sum = row_sum * shrink + part_sum * grow
-        row_max = new_max
-    tl.store(out + first[:, None] * D + cols[None, :], (acc / row_sum[:, None]).to(out.dtype.element_ty), mask=wanted)
+    acc = tl.zeros([CHUNK, BLOCK_D], tl.float32)
+    for first in range(0, splits, CHUNK):
+        some = first + tl.arange(0, CHUNK)
+        part = some * tl.cast(rows, tl.int64) + row
+        grow = tl.exp2(tl.load(sums + part * 2, mask=some < splits, other=-float("inf")) - base)
+        wanted = (some < splits)[:, None] & (cols < D)[None, :]
+        acc += tl.load(parts + part[:, None] * D + cols[None, :], mask=wanted, other=0.0) * grow[:, None]
+    result = tl.sum(acc, 0) / row_sum
+    tl.store(out + row * D + cols, result.to(out.dtype.element_ty), mask=cols < D)
 
 
 @gluon.jit
@@ -542,7 +540,16 @@ def _attention_by_roles(q, k, v, out, counter, heads, heads_of_batch, group, til
     buffers = (queries, keys, values, results, tickets)
     barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, t_full, t_empty)
     # The first role is the launched warpgroup's; it gets the registers that the others leave.
-    if CONSUMERS == 2:
+    if CONSUMERS == 1:
+        gl.warp_specialize(
+            [
+                (_consume, (out, buffers, barriers, heads, heads_of_batch, tiles, section, seq_k, scale,
+                            CAUSAL, NEGATIVE, PINGPONG, DRAW, OWN_RESULT, gl.constexpr(0))),
+                (_produce, (q, k, v, counter, buffers, barriers, heads, heads_of_batch, group, tiles, section, seq_k,
+                            CAUSAL, DRAW)),
+            ], [1], [24]
+        )  # fmt: skip
+    elif CONSUMERS == 2:
         gl.warp_specialize(
             [
                 (_consume, (out, buffers, barriers, heads, heads_of_batch, tiles, section, seq_k, scale,
@@ -589,19 +596,20 @@ def _plan(target, dtype, batch, heads, kv_heads, seq_q, seq_k, head_dim, causal,
         section = min(packs, max(1, fitting) * (group // pack))
 
     if takes_roles and rows >= 64 and splits == 1 and block_d in (64, 128, 256):
-        consumers, block_n, stages, own_result = _roles(target, block_d)
+        consumers, block_n, stages, own_result, programs = _roles(target, block_d, seq_q, seq_k, packs, causal)
         tiles = triton.cdiv(seq_q, 64 * consumers)
-        draw = CONFIG["SCHEDULE"] == "draw" and tiles * packs > target.sms
+        draw = CONFIG["SCHEDULE"] == "draw" and tiles * packs > programs
         options = {
-            "PINGPONG": bool(CONFIG["PINGPONG"]),
+            "PINGPONG": consumers > 1 and bool(CONFIG["PINGPONG"]),
             "DRAW": draw,
             "OWN_RESULT": own_result,
             "CONSUMERS": consumers,
             "STAGES": stages,
             "num_warps": 4,
+            "maxnreg": 168 if consumers == 2 else 128,
         }
         sizes = (packs, heads, group, tiles, section, seq_k)
-        grid = (target.sms if draw else tiles * packs,)
+        grid = (programs if draw else tiles * packs,)
         blocks = tuple(
             ([1, 1, n, block_d], gl.NVMMASharedLayout.get_default_for([1, 1, n, block_d], GLUON_DTYPES[dtype]))
             for n in (64, block_n)
@@ -636,15 +644,35 @@ def _tile_shape(target, itemsize, block_d, rows):
     return CONFIG["BLOCK_M"] or block_m, block_n, CONFIG["WARPS"] or warps, max(1, min(stages, fitting))
 
 
-def _roles(target, block_d):
-    """(consumers, BLOCK_N, stages, whether results get shared memory of their own)."""
-    consumers = CONFIG["CONSUMERS"] or (3 if block_d == 64 else 2)
-    block_n = CONFIG["BLOCK_N"] or 128
-    if block_d == 256:
-        consumers, block_n = 2, min(block_n, 64)  # registers
+def _roles(target, block_d, seq_q, seq_k, packs, causal):
+    """(consumers, BLOCK_N, stages, whether results get shared memory of their own, programs that fit on the GPU)."""
+    block_n = min(CONFIG["BLOCK_N"] or 128, 64 if block_d == 256 else 128)  # registers
+    consumers = CONFIG["CONSUMERS"] or _consumers(target, block_d, seq_q, seq_k, packs, causal)
+    consumers = min(consumers, 3 if block_d == 64 else 2)  # registers
     tile, stage, all_bytes = consumers * 64 * block_d * 2, 2 * block_n * block_d * 2, target.shared_bytes - 1024
     stages = max(2, min(CONFIG["STAGES"] or 2, (all_bytes - tile) // stage))
-    return consumers, block_n, stages, 2 * tile + stages * stage <= all_bytes
+    own_result = 2 * tile + stages * stage <= all_bytes
+    bytes_of_one = (2 if own_result else 1) * tile + stages * stage + 2048
+    return (
+        consumers,
+        block_n,
+        stages,
+        own_result,
+        target.sms * (2 if consumers == 1 and 2 * bytes_of_one <= all_bytes else 1),
+    )
+
+
+def _consumers(target, block_d, seq_q, seq_k, packs, causal):
+    """The number of computing warpgroups that should be done first: more overlap better, fewer share out better."""
+    clocks = {64: (1200, 1300, 1600), 128: (1500, 2100), 256: (2600, 4100)}[block_d]  # a block's, for 64, 128, 192 rows
+
+    def estimate(consumers):
+        tiles = triton.cdiv(seq_q, 64 * consumers) * packs
+        if causal:
+            return max(1, tiles / 2 / target.sms) * clocks[consumers - 1]
+        return triton.cdiv(tiles, target.sms) * clocks[consumers - 1]
+
+    return min(range(len(clocks), 0, -1), key=estimate)
 
 
 def _splits(target, programs, seq_k, rows):
@@ -722,9 +750,10 @@ def kernel_fn(q, k, v, causal=True, scale=None):
         )  # fmt: skip
         if splits > 1:
             rows = batch * heads * seq_q
-            _combine[(triton.cdiv(rows, COMBINE_ROWS),)](
-                out, parts, sums, rows, splits, D=head_dim, BLOCK_D=options["BLOCK_D"], ROWS=COMBINE_ROWS
-            )
+            _combine[(rows,)](
+                out, parts, sums, rows, splits, D=head_dim, BLOCK_D=options["BLOCK_D"], CHUNK=8,
+                SPLITS=triton.next_power_of_2(splits),
+            )  # fmt: skip
     return out
 
 
