@@ -78,32 +78,30 @@ def _centered(value, cols, col, MASKED: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def _aligned(pointer, ALIGN: tl.constexpr):
-    """`pointer`, of which the compiler knows no more than that it is on a multiple of ALIGN elements; or None.
+    """`pointer`, of which the compiler knows no more than that it is on a multiple of ALIGN elements.
 
     It spreads each load over the threads as the alignment allows. Weights that allow more than x would be spread in
     another way, and then be moved between threads. The index is 0: grids have one dimension.
     """
-    if pointer is not None:
-        pointer += tl.program_id(2) * ALIGN
-    return pointer
+    return pointer + tl.program_id(2) * ALIGN
 
 
 @triton.jit
-def _read(pointer, default, col, cols, MASKED: tl.constexpr):
+def _read(pointer, default, col, cols, ALIGN: tl.constexpr, MASKED: tl.constexpr):
     """The weight or bias at columns `col` in fp32; `default` where there is none."""
     if pointer is None:
         value = default
     elif MASKED:
-        value = tl.load(pointer + col, col < cols, 0.0, eviction_policy="evict_last").to(tl.float32)
+        value = tl.load(_aligned(pointer, ALIGN) + col, col < cols, 0.0, eviction_policy="evict_last").to(tl.float32)
     else:
-        value = tl.load(pointer + col, eviction_policy="evict_last").to(tl.float32)
+        value = tl.load(_aligned(pointer, ALIGN) + col, eviction_policy="evict_last").to(tl.float32)
     return value
 
 
 @triton.jit
 def _rows_tile(
-    tile, x, weight, bias, w, b, out, rows, cols, stride, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    MASKED: tl.constexpr, EARLY: tl.constexpr, LOAD: tl.constexpr, STORE: tl.constexpr,
+    tile, x, weight, bias, w, b, out, rows, cols, stride, eps, ALIGN: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, MASKED: tl.constexpr, EARLY: tl.constexpr, LOAD: tl.constexpr, STORE: tl.constexpr,
 ):  # fmt: skip
     row = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
@@ -115,8 +113,8 @@ def _rows_tile(
     value = _centered(value, cols, col, MASKED, x.dtype.element_ty)
     scale = 1.0 / tl.sqrt_rn(tl.sum(value * value, 1) / cols + eps)
     if not EARLY:
-        w = _read(weight, 1.0, col, cols, MASKED)
-        b = _read(bias, 0.0, col, cols, MASKED)
+        w = _read(weight, 1.0, col, cols, ALIGN, MASKED)
+        b = _read(bias, 0.0, col, cols, ALIGN, MASKED)
     y = (value * scale[:, None] * w + b).to(out.dtype.element_ty)
     if MASKED:
         tl.store(out + row * cols + col, y, inside, eviction_policy=STORE)
@@ -132,22 +130,37 @@ def _rows_kernel(
     # Multiples of ALIGN, said in a way that the compiler can see: it widens loads and stores by that.
     cols = cols // ALIGN * ALIGN
     stride = stride // ALIGN * ALIGN
-    weight = _aligned(weight, ALIGN)
-    bias = _aligned(bias, ALIGN)
     w = 1.0
     b = 0.0
     if EARLY:
-        w = _read(weight, 1.0, tl.arange(0, BLOCK)[None, :], cols, MASKED)
-        b = _read(bias, 0.0, tl.arange(0, BLOCK)[None, :], cols, MASKED)
+        w = _read(weight, 1.0, tl.arange(0, BLOCK)[None, :], cols, ALIGN, MASKED)
+        b = _read(bias, 0.0, tl.arange(0, BLOCK)[None, :], cols, ALIGN, MASKED)
     if STAGES == 0:
         _rows_tile(
             tl.program_id(0), x, weight, bias, w, b, out, rows, cols, stride, eps,
-            ROWS, BLOCK, MASKED, EARLY, LOAD, STORE,
+            ALIGN, ROWS, BLOCK, MASKED, EARLY, LOAD, STORE,
         )  # fmt: skip
     else:
         for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
             _rows_tile(
-                tile, x, weight, bias, w, b, out, rows, cols, stride, eps, ROWS, BLOCK, MASKED, EARLY, LOAD, STORE
+                tile,
+                x,
+                weight,
+                bias,
+                w,
+                b,
+                out,
+                rows,
+                cols,
+                stride,
+                eps,
+                ALIGN,
+                ROWS,
+                BLOCK,
+                MASKED,
+                EARLY,
+                LOAD,
+                STORE,
             )
 
 
@@ -165,8 +178,10 @@ def _long_kernel(
     # to itself until the end; two such pairs are joined by the rule of Chan, Golub and LeVeque.
     at = tl.arange(0, UNROLL)[:, None] * LANES + tl.arange(0, LANES)[None, :]
     whole = cols // CHUNK * CHUNK
-    weight = _aligned(weight, ALIGN)
-    bias = _aligned(bias, ALIGN)
+    if weight is not None:
+        weight = _aligned(weight, ALIGN)
+    if bias is not None:
+        bias = _aligned(bias, ALIGN)
     mean = tl.zeros([LANES], tl.float32)
     spread = tl.zeros([LANES], tl.float32)
     for start in tl.range(0, whole, CHUNK, num_stages=STAGES):
@@ -241,7 +256,7 @@ def _strided_kernel(
     value = tl.load(x + at, inside, 0.0).to(tl.float32)
     value = _centered(value, cols, col, True, x.dtype.element_ty)
     scale = 1.0 / tl.sqrt_rn(tl.sum(value * value, 1) / cols + eps)
-    y = value * scale[:, None] * _read(weight, 1.0, col, cols, True) + _read(bias, 0.0, col, cols, True)
+    y = value * scale[:, None] * _read(weight, 1.0, col, cols, 16, True) + _read(bias, 0.0, col, cols, 16, True)
     tl.store(out + i0 * out0 + i1 * out1 + i2 * out2 + col, y.to(out.dtype.element_ty), inside)
 
 

@@ -68,32 +68,30 @@ def _scale(total, cols, eps):
 
 @triton.jit
 def _aligned(pointer, ALIGN: tl.constexpr):
-    """`pointer`, of which the compiler knows no more than that it is on a multiple of ALIGN elements; or None.
+    """`pointer`, of which the compiler knows no more than that it is on a multiple of ALIGN elements.
 
     It spreads each load over the threads as the alignment allows. Weights that allow more than x would be spread in
     another way, and then be moved between threads. The index is 0: grids have one dimension.
     """
-    if pointer is not None:
-        pointer += tl.program_id(2) * ALIGN
-    return pointer
+    return pointer + tl.program_id(2) * ALIGN
 
 
 @triton.jit
-def _read(pointer, col, cols, MASKED: tl.constexpr):
+def _read(pointer, col, cols, ALIGN: tl.constexpr, MASKED: tl.constexpr):
     """The weight at columns `col` in fp32; 1 where there is none."""
     if pointer is None:
         value = 1.0
     elif MASKED:
-        value = tl.load(pointer + col, col < cols, 0.0, eviction_policy="evict_last").to(tl.float32)
+        value = tl.load(_aligned(pointer, ALIGN) + col, col < cols, 0.0, eviction_policy="evict_last").to(tl.float32)
     else:
-        value = tl.load(pointer + col, eviction_policy="evict_last").to(tl.float32)
+        value = tl.load(_aligned(pointer, ALIGN) + col, eviction_policy="evict_last").to(tl.float32)
     return value
 
 
 @triton.jit
 def _rows_tile(
-    tile, x, weight, w, out, rows, cols, stride, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
-    EARLY: tl.constexpr, LOAD: tl.constexpr, STORE: tl.constexpr,
+    tile, x, weight, w, out, rows, cols, stride, eps, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    MASKED: tl.constexpr, EARLY: tl.constexpr, LOAD: tl.constexpr, STORE: tl.constexpr,
 ):  # fmt: skip
     row = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
@@ -104,7 +102,7 @@ def _rows_tile(
         value = tl.load(x + row * stride + col, eviction_policy=LOAD).to(tl.float32)
     scale = _scale(tl.sum(value * value, 1), cols, eps)[:, None]
     if not EARLY:
-        w = _read(weight, col, cols, MASKED)
+        w = _read(weight, col, cols, ALIGN, MASKED)
     y = (value * scale * w).to(out.dtype.element_ty)
     if MASKED:
         tl.store(out + row * cols + col, y, inside, eviction_policy=STORE)
@@ -120,17 +118,16 @@ def _rows_kernel(
     # Multiples of ALIGN, said in a way that the compiler can see: it widens loads and stores by that.
     cols = cols // ALIGN * ALIGN
     stride = stride // ALIGN * ALIGN
-    weight = _aligned(weight, ALIGN)
     w = 1.0
     if EARLY:
-        w = _read(weight, tl.arange(0, BLOCK)[None, :], cols, MASKED)
+        w = _read(weight, tl.arange(0, BLOCK)[None, :], cols, ALIGN, MASKED)
     if STAGES == 0:
         _rows_tile(
-            tl.program_id(0), x, weight, w, out, rows, cols, stride, eps, ROWS, BLOCK, MASKED, EARLY, LOAD, STORE
+            tl.program_id(0), x, weight, w, out, rows, cols, stride, eps, ALIGN, ROWS, BLOCK, MASKED, EARLY, LOAD, STORE
         )
     else:
         for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
-            _rows_tile(tile, x, weight, w, out, rows, cols, stride, eps, ROWS, BLOCK, MASKED, EARLY, LOAD, STORE)
+            _rows_tile(tile, x, weight, w, out, rows, cols, stride, eps, ALIGN, ROWS, BLOCK, MASKED, EARLY, LOAD, STORE)
 
 
 @triton.jit(do_not_specialize=["cols", "stride"])
@@ -146,7 +143,8 @@ def _long_kernel(
     # A lane sees UNROLL elements of each chunk, and keeps the sum of their squares to itself until the end.
     at = tl.arange(0, UNROLL)[:, None] * LANES + tl.arange(0, LANES)[None, :]
     whole = cols // CHUNK * CHUNK
-    weight = _aligned(weight, ALIGN)
+    if weight is not None:
+        weight = _aligned(weight, ALIGN)
     total = tl.zeros([LANES], tl.float32)
     for start in tl.range(0, whole, CHUNK, num_stages=STAGES):
         value = tl.load(x + start + at, eviction_policy="evict_last").to(tl.float32)
@@ -194,7 +192,7 @@ def _strided_kernel(
     at = i0 * x0 + i1 * x1 + i2 * x2 + col.to(INDEX) * x_col
     value = tl.load(x + at, inside, 0.0).to(tl.float32)
     scale = _scale(tl.sum(value * value, 1), cols, eps)[:, None]
-    y = (value * scale * _read(weight, col, cols, True)).to(out.dtype.element_ty)
+    y = (value * scale * _read(weight, col, cols, 16, True)).to(out.dtype.element_ty)
     tl.store(out + i0 * out0 + i1 * out1 + i2 * out2 + col, y, inside)
 
 
