@@ -647,8 +647,8 @@ def _tile_shape(target, itemsize, block_d, rows):
 def _roles(target, block_d, seq_q, seq_k, packs, causal):
     """(consumers, BLOCK_N, stages, whether results get shared memory of their own, programs that fit on the GPU)."""
     block_n = min(CONFIG["BLOCK_N"] or 128, 64 if block_d == 256 else 128)  # registers
-    consumers = CONFIG["CONSUMERS"] or _consumers(target, block_d, seq_q, seq_k, packs, causal)
-    consumers = min(consumers, 3 if block_d == 64 else 2)  # registers
+    consumers = CONFIG["CONSUMERS"] or _consumers(target, block_d, seq_q, packs, causal)
+    consumers = 2 if block_d == 256 else min(consumers, 3 if block_d == 64 else 2)  # registers
     tile, stage, all_bytes = consumers * 64 * block_d * 2, 2 * block_n * block_d * 2, target.shared_bytes - 1024
     stages = max(2, min(CONFIG["STAGES"] or 2, (all_bytes - tile) // stage))
     own_result = 2 * tile + stages * stage <= all_bytes
@@ -662,9 +662,9 @@ def _roles(target, block_d, seq_q, seq_k, packs, causal):
     )
 
 
-def _consumers(target, block_d, seq_q, seq_k, packs, causal):
+def _consumers(target, block_d, seq_q, packs, causal):
     """The number of computing warpgroups that should be done first: more overlap better, fewer share out better."""
-    clocks = {64: (1200, 1300, 1600), 128: (1500, 2100), 256: (2600, 4100)}[block_d]  # a block's, for 64, 128, 192 rows
+    clocks = (1200, 1300, 1600) if block_d == 64 else (1500, 2100)  # that a block takes, for 64, 128, 192 rows
 
     def estimate(consumers):
         tiles = triton.cdiv(seq_q, 64 * consumers) * packs
