@@ -20,8 +20,8 @@ TUNABLES = {
     "THREADS": [0, 32, 64, 128, 256, 512],  # threads per row; 0: up to 512, so that all have equally many packs
     "PACKS": [1, 2, 4, 8],  # 16-byte loads of a thread that are under way together
     "AHEAD": [0, 1],  # 1: load the next packs while working on these
-    "RESIDENT": [1024, 1536, 2048],  # threads per multiprocessor for whose registers the compiler makes room
-    "LOAD": [0, 1, 2],  # reads of logits: 0 plain, 1 streaming (ld.cs), 2 past L1 and first to leave L2
+    "RESIDENT": [512, 1024, 1536, 2048],  # threads per multiprocessor for whose registers the compiler makes room
+    "LOAD": [0, 1, 2, 3],  # reads: 0 plain, 1 streaming (ld.cs), past L1 and 2 first to leave L2, 3 by 256 bytes
     "OVERLAP": [0, 1],  # 1: launch the second kernel early (compute capability 9.0 and later)
 }
 CONFIG = {"THREADS": 0, "PACKS": 4, "AHEAD": 1, "RESIDENT": 1024, "LOAD": 1, "OVERLAP": 1}
@@ -82,11 +82,15 @@ template <> struct Word<bf16> {
 static __device__ uint4 read_once(const uint4* p) {
 #if LOAD == 1
   return __ldcs(p);
-#elif LOAD == 2
+#elif LOAD >= 2
   uint4 v;
   asm volatile(
+#if LOAD == 2
       "{ .reg .b64 leave; createpolicy.fractional.L2::evict_first.b64 leave, 1.0;\n"
       "ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], leave; }"
+#else
+      "ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+#endif
       : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 #else

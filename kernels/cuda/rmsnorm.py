@@ -22,8 +22,8 @@ TUNABLES = {
     "THREADS": [0, 32, 64, 128, 256, 512, 1024],  # threads per row; 0: as many as the row has packs / PACKS
     "PACKS": [1, 2, 4, 8],  # 16-byte loads per thread; rows too long for this, and 512 threads, take 8
     "PERSISTENT": [0, 1],  # 1: as many blocks as fit at once, each of which loads its next row while it works on one
-    "RESIDENT": [1024, 1536, 2048],  # threads per multiprocessor for whose registers the compiler makes room
-    "LOAD": [0, 1, 2],  # reads of x: 0 plain, 1 streaming (ld.cs), 2 past L1 and first to leave L2
+    "RESIDENT": [512, 1024, 1536, 2048],  # threads per multiprocessor for whose registers the compiler makes room
+    "LOAD": [0, 1, 2, 3],  # reads of x: 0 plain, 1 streaming (ld.cs), past L1 and 2 first to leave L2, 3 by 256 bytes
     "STORE": [0, 1],  # writes: 0 plain, 1 streaming (st.cs)
 }
 CONFIG = {"THREADS": 0, "PACKS": 4, "PERSISTENT": 0, "RESIDENT": 1024, "LOAD": 1, "STORE": 0}
@@ -68,11 +68,15 @@ template <> struct Word<bf16> {
 static __device__ uint4 read_once(const uint4* p) {
 #if LOAD == 1
   return __ldcs(p);
-#elif LOAD == 2
+#elif LOAD >= 2
   uint4 v;
   asm volatile(
+#if LOAD == 2
       "{ .reg .b64 leave; createpolicy.fractional.L2::evict_first.b64 leave, 1.0;\n"
       "ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], leave; }"
+#else
+      "ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+#endif
       : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 #else
@@ -171,13 +175,14 @@ static __device__ void load_tile(Pack<T, V> (&tile)[N], const T* x, int first, i
   }
 }
 
-constexpr int most_threads(int n) { return n > 4 ? 1024 : 512; }  // in a block; more could not have the registers
+constexpr int MOST = 512, MOST_LONG = 1024;  // threads of a block
 
 // A thread holds N packs of its row. LONG rows may have more than all threads hold; they are walked over in tiles,
 // twice: the second time backwards, from the tile that is at hand.
 template <class T, int V, int N, bool LONG>
-__global__ void __launch_bounds__(most_threads(N), RESIDENT / most_threads(N)) rmsnorm_rows(const Job job) {
+__global__ void __launch_bounds__(LONG ? MOST_LONG : MOST, LONG ? 1 : RESIDENT / MOST) rmsnorm_rows(const Job job) {
   constexpr bool AHEAD = PERSISTENT && N <= 4;  // a second set of more packs would not fit in the registers
+  constexpr int GROUP = LONG ? 2 : N < 4 ? N : 4;  // packs whose weights are loaded together
   __shared__ float partial[2][32];
   const int lane = threadIdx.x, tile = N * blockDim.x, packs = int(job.cols / V);
   const int last = LONG ? (packs - 1) / tile * tile : 0;  // where the last tile begins
@@ -198,8 +203,8 @@ __global__ void __launch_bounds__(most_threads(N), RESIDENT / most_threads(N)) r
     else load_tile(held, x, lane, count, once);
 
     float sum = 0;
-    for (int at = 0; at <= last; at += tile) {
-      if (at > 0) load_tile(held, x, at + lane, count, false);
+    for (int at = 0;; at += tile) {
+      if (LONG && at > 0) load_tile(held, x, at + lane, count, false);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         float v[Pack<T, V>::width];
@@ -207,14 +212,17 @@ __global__ void __launch_bounds__(most_threads(N), RESIDENT / most_threads(N)) r
 #pragma unroll
         for (int k = 0; k < V; ++k) sum += v[k] * v[k];
       }
+      if (!LONG || at == last) break;
     }
     const float scale = rsqrtf(row_sum(sum, partial[turn]) / float(job.cols) + job.eps);
 
     T* y = (T*)job.y + row * job.cols;
-    for (int at = last; at >= 0; at -= tile) {
-      if (at < last) load_tile(held, x, at + lane, count, false);
+    for (int at = last;; at -= tile) {
+      if (LONG && at < last) load_tile(held, x, at + lane, count, false);
+      Pack<T, V> w[GROUP];
 #pragma unroll
       for (int i = 0; i < N; ++i) {
+        if (i % GROUP == 0 && weight) load_tile(w, weight, at + lane + i * blockDim.x, count, false);
         const int pack = at + lane + i * blockDim.x;
         if (pack >= count) continue;
         float v[Pack<T, V>::width];
@@ -222,16 +230,15 @@ __global__ void __launch_bounds__(most_threads(N), RESIDENT / most_threads(N)) r
 #pragma unroll
         for (int k = 0; k < V; ++k) v[k] *= scale;
         if (weight) {
-          Pack<T, V> factor;
-          factor.load(weight + int64_t(pack) * V, false);
-          float w[Pack<T, V>::width];
-          factor.widen(w);
+          float p[Pack<T, V>::width];
+          w[i % GROUP].widen(p);
 #pragma unroll
-          for (int k = 0; k < V; ++k) v[k] *= w[k];
+          for (int k = 0; k < V; ++k) v[k] *= p[k];
         }
         held[i].narrow(v);
         held[i].store(y + int64_t(pack) * V);
       }
+      if (!LONG || at == 0) break;
     }
     if (AHEAD) {
 #pragma unroll
@@ -242,10 +249,10 @@ __global__ void __launch_bounds__(most_threads(N), RESIDENT / most_threads(N)) r
   }
 }
 
-// Threads for a row of `packs`, `each` for every thread: a power of two up to 32, or whole warps.
-static int threads_for(int64_t packs, int each) {
+// Threads for a row of `packs`, `each` for every thread: a power of two up to 32, or whole warps, up to `most`.
+static int threads_for(int64_t packs, int each, int most) {
   int64_t threads = THREADS ? THREADS : (packs + each - 1) / each;
-  if (threads > most_threads(each)) return most_threads(each);
+  if (threads > most) return most;
   if (threads > 32) return int(threads + 31) / 32 * 32;
   while (threads & (threads - 1)) ++threads;
   return int(threads);
@@ -253,7 +260,7 @@ static int threads_for(int64_t packs, int each) {
 
 template <class T, int V, int N, bool LONG>
 static cudaError_t launch(const Job& job, int threads, cudaStream_t stream) {
-  const dim3 block(threads, threads < 128 && threads <= 32 ? 128 / threads : 1);
+  const dim3 block(threads, threads <= 32 ? 128 / threads : 1);
   int64_t blocks = (job.rows + block.y - 1) / block.y;
   if (PERSISTENT) {
     int device = 0, multiprocessors = 0, resident = 0;
@@ -272,12 +279,12 @@ template <class T, int V>
 static cudaError_t choose(const Job& job, cudaStream_t stream) {
   const int64_t packs = job.cols / V;
   if (packs > 0x7fff0000) return cudaErrorInvalidValue;
-  constexpr int MOST = V > 1 ? 8 : 16;
   if constexpr (V > 1) {
-    const int threads = threads_for(packs, PACKS);
+    const int threads = threads_for(packs, PACKS, MOST);
     if (int64_t(threads) * PACKS >= packs) return launch<T, V, PACKS, false>(job, threads, stream);
   }
-  return launch<T, V, MOST, true>(job, threads_for(packs, MOST), stream);
+  constexpr int N = V > 1 ? 8 : 16;
+  return launch<T, V, N, true>(job, threads_for(packs, N, MOST_LONG), stream);
 }
 
 template <class T>

@@ -23,9 +23,9 @@ TUNABLES = {
     "THREADS": [0, 32, 64, 128, 256, 512, 1024],  # threads per row; 0: as many as the row has packs / PACKS
     "PACKS": [1, 2, 4, 8],  # 16-byte loads per thread; rows too long for this, and 512 threads, take 8
     "PERSISTENT": [0, 1],  # 1: as many blocks as fit at once, each of which loads its next row while it works on one
-    "RESIDENT": [1024, 1536, 2048],  # threads per multiprocessor for whose registers the compiler makes room
+    "RESIDENT": [512, 1024, 1536, 2048],  # threads per multiprocessor for whose registers the compiler makes room
     "KEEP": [0, 1],  # 1: hold the exponentials, up to 32 per thread; 0: hold x and take them again
-    "LOAD": [0, 1, 2],  # reads of x: 0 plain, 1 streaming (ld.cs), 2 past L1 and first to leave L2
+    "LOAD": [0, 1, 2, 3],  # reads of x: 0 plain, 1 streaming (ld.cs), past L1 and 2 first to leave L2, 3 by 256 bytes
     "STORE": [0, 1],  # writes: 0 plain, 1 streaming (st.cs)
 }
 CONFIG = {"THREADS": 0, "PACKS": 4, "PERSISTENT": 0, "RESIDENT": 1024, "KEEP": 1, "LOAD": 1, "STORE": 0}
@@ -86,11 +86,15 @@ template <> struct Word<bf16> {
 static __device__ uint4 read_once(const uint4* p) {
 #if LOAD == 1
   return __ldcs(p);
-#elif LOAD == 2
+#elif LOAD >= 2
   uint4 v;
   asm volatile(
+#if LOAD == 2
       "{ .reg .b64 leave; createpolicy.fractional.L2::evict_first.b64 leave, 1.0;\n"
       "ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], leave; }"
+#else
+      "ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+#endif
       : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 #else
@@ -232,7 +236,8 @@ static __device__ const T* row_of(const Job& job, int64_t row) {
 }
 
 // Where a row lies among packs that begin at multiples of their size: the first of them, how many there are, and how
-// many elements before the row's own the first one holds.
+// many elements before the row's own the first one holds. What the outer ones hold of others is read and dropped: 16
+// bytes at a multiple of 16 never lie on two pages, nor in two allocations.
 template <class T, int V>
 struct Row {
   const T* start;
@@ -266,12 +271,12 @@ static __device__ void load_tile(Pack<T, V> (&tile)[N], const Row<T, V>& row, in
   }
 }
 
-constexpr int most_threads(int n) { return n > 4 ? 1024 : 512; }  // in a block; more could not have the registers
+constexpr int MOST = 512, MOST_LONG = 1024;  // threads of a block
 
 // A thread holds N packs of its row. EDGED: rows may begin and end anywhere, and may be longer than what all threads
 // hold; they are then walked over in tiles, twice: the second time backwards, from the tile that is at hand.
 template <class T, int V, int N, bool EDGED>
-__global__ void __launch_bounds__(most_threads(N), RESIDENT / most_threads(N)) softmax_rows(const Job job) {
+__global__ void __launch_bounds__(EDGED ? MOST_LONG : MOST, EDGED ? 1 : RESIDENT / MOST) softmax_rows(const Job job) {
   constexpr bool AHEAD = PERSISTENT && N <= 4;  // a second set of more packs would not fit in the registers
   constexpr bool HOLD = KEEP && !EDGED;
   __shared__ Total partial[2][32];
@@ -294,8 +299,8 @@ __global__ void __launch_bounds__(most_threads(N), RESIDENT / most_threads(N)) s
 
     Total warp = {LOWEST, 0};
     float e[HOLD ? N : 1][Pack<T, V>::width];
-    for (int at = 0; at <= last; at += tile) {
-      if (at > 0) load_tile<EDGED>(held, row, at + lane, cols, false);
+    for (int at = 0;; at += tile) {
+      if (EDGED && at > 0) load_tile<EDGED>(held, row, at + lane, cols, false);
       Pack<T, V> largest = held[0];
 #pragma unroll
       for (int i = 1; i < N; ++i) largest.raise(held[i]);
@@ -314,6 +319,7 @@ __global__ void __launch_bounds__(most_threads(N), RESIDENT / most_threads(N)) s
           warp.sum += v[k];
         }
       }
+      if (!EDGED || at == last) break;
     }
     warp.sum = warp_sum(warp.sum);
     const Total total = whole_row(warp, partial[turn]);
@@ -321,8 +327,8 @@ __global__ void __launch_bounds__(most_threads(N), RESIDENT / most_threads(N)) s
 
     T* y = (T*)job.y + at_row * cols - row.before;
     const bool aligned = !EDGED || uintptr_t(y) % (V * sizeof(T)) == 0;
-    for (int at = last; at >= 0; at -= tile) {
-      if (at < last) load_tile<EDGED>(held, row, at + lane, cols, false);
+    for (int at = last;; at -= tile) {
+      if (EDGED && at < last) load_tile<EDGED>(held, row, at + lane, cols, false);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         const int pack = at + lane + i * blockDim.x;
@@ -331,9 +337,9 @@ __global__ void __launch_bounds__(most_threads(N), RESIDENT / most_threads(N)) s
         held[i].widen(v);
 #pragma unroll
         for (int k = 0; k < V; ++k)
-          v[k] = HOLD && at == last ? e[HOLD ? i : 0][k] * of_held : exponential(v[k] - anchor(total.top)) * scale;
+          v[k] = HOLD ? e[HOLD ? i : 0][k] * of_held : exponential(v[k] - anchor(total.top)) * scale;
         held[i].narrow(v);
-        if (!EDGED || aligned && !row.at_edge(pack)) {
+        if (!EDGED || (aligned && !row.at_edge(pack))) {
           held[i].store(y + int64_t(pack) * V);
         } else {
 #pragma unroll
@@ -341,6 +347,7 @@ __global__ void __launch_bounds__(most_threads(N), RESIDENT / most_threads(N)) s
             if (row.has(pack, k, cols)) held[i].store_one(y + int64_t(pack) * V + k, k);
         }
       }
+      if (!EDGED || at == 0) break;
     }
     if (AHEAD) {
 #pragma unroll
@@ -428,10 +435,10 @@ softmax_columns(const T* x, T* y, int n, int64_t packs, int strips) {
   }
 }
 
-// Threads for a row of `packs`, `each` for every thread: a power of two up to 32, or whole warps.
-static int threads_for(int64_t packs, int each) {
+// Threads for a row of `packs`, `each` for every thread: a power of two up to 32, or whole warps, up to `most`.
+static int threads_for(int64_t packs, int each, int most) {
   int64_t threads = THREADS ? THREADS : (packs + each - 1) / each;
-  if (threads > most_threads(each)) return most_threads(each);
+  if (threads > most) return most;
   if (threads > 32) return int(threads + 31) / 32 * 32;
   while (threads & (threads - 1)) ++threads;
   return int(threads);
@@ -455,15 +462,15 @@ static cudaError_t launch(const Job& job, int threads, cudaStream_t stream) {
 
 template <class T>
 static int rows(const Job& job, cudaStream_t stream) {
-  constexpr int V = 16 / sizeof(T), MOST = 8;
+  constexpr int V = 16 / sizeof(T), N = 8;
   const int64_t packs = (job.cols + 2 * V - 2) / V;
   if (packs > 0x7fff0000) return cudaErrorInvalidValue;
   uintptr_t bits = (uintptr_t)job.x | (uintptr_t)job.y | uintptr_t(job.cols * sizeof(T));
   for (int64_t stride : job.stride) bits |= uintptr_t(stride * int64_t(sizeof(T)));
-  const int threads = threads_for(job.cols / V, PACKS);
+  const int threads = threads_for(job.cols / V, PACKS, MOST);
   const bool held = int64_t(threads) * PACKS * V >= job.cols;
   if (held && bits % 16 == 0) return launch<T, V, PACKS, false>(job, threads, stream);
-  return launch<T, V, MOST, true>(job, threads_for(packs, MOST), stream);
+  return launch<T, V, N, true>(job, threads_for(packs, N, MOST_LONG), stream);
 }
 
 static int64_t power_of_two(int64_t least) {
