@@ -74,12 +74,6 @@ struct Bf16 {
 
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-DEVICE float widen(Half v) {
-  float f;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(v.bits));
-  return f;
-}
-DEVICE float widen(Bf16 v) { return __uint_as_float((u32)v.bits << 16); }
 DEVICE u32 pack(Half, float low, float high) {
   u32 v;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
@@ -414,7 +408,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       const int length = at.last - at.first;
       if (Tile::PINGPONG && turn++ % 2 != group) {
         steps += length;
-        next = find(cut, item + workers);
+        next = find(cut, min(item + workers, cut.items - 1));
         continue;
       }
       if (Tile::PINGPONG) turn_wait(group);
@@ -434,7 +428,8 @@ __global__ void __launch_bounds__(THREADS, 1)
           for (int m = 0; m < ROWS / 64; ++m)
             wgmma<A_K, B_K>(T{}, sums[m], desc_a + m * (8192 >> 4) + k * A_NEXT, desc_b + k * B_NEXT, step + k > 0);
         wgmma_commit();
-        if (step == 0) next = find(cut, item + workers);  // divisions, behind the tensor cores' back
+        // Divisions, behind the tensor cores' back.
+        if (step == 0) next = find(cut, min(item + workers, cut.items - 1));
         wgmma_wait<1>();  // the step before this one is done: its stage may be filled again
         if (step > 0) release(before);
         before = stage;
