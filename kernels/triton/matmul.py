@@ -1,7 +1,7 @@
 """Matrix product a [..., M, K] @ b [..., K, N] -> [..., M, N], as torch.matmul; leading dimensions broadcast.
 
 fp16, bf16 and fp32 with any strides; sums in fp32, rounded once to the output. fp32 inputs are multiplied in true fp32
-unless torch.backends.cuda.matmul.allow_tf32 is set. The output is contiguous.
+or something as accurate, unless torch.backends.cuda.matmul.allow_tf32 is set. The output is contiguous.
 
 Three kernels:
 - "gluon" (compute capability 9.0, 16-bit matrices on 16-byte boundaries): as many programs as there are
@@ -51,7 +51,9 @@ TUNABLES = {
     "EPILOGUE": [1, 2, 4],  # pieces in which a tile is written; more take less shared memory
     "FLATTEN": [False, True],  # one loop over tiles and K, so that loads run ahead into the next tile
     "WARP_SPECIALIZE": [False, True],  # tma: leave loads to warps of their own (compute capability 10.0)
-    "FP32": ["ieee", "tf32x3"],  # how fp32 is multiplied when TF32 is not allowed
+    # How fp32 is multiplied when TF32 is not allowed: by scalar units, or as three TF32 products of its upper and lower
+    # halves, which is as accurate and several times faster (not on AMD, whose matrix units take fp32).
+    "FP32": ["ieee", "tf32x3"],
 }
 CONFIG = {
     "VARIANT": "auto",
@@ -64,7 +66,7 @@ CONFIG = {
     "EPILOGUE": 2,
     "FLATTEN": False,
     "WARP_SPECIALIZE": False,
-    "FP32": "ieee",
+    "FP32": "tf32x3",
 }
 
 MAX_BATCH_DIMS = 3
@@ -80,6 +82,10 @@ def _dot(x, y, acc, PRECISION: tl.constexpr):
     """acc + x @ y; `PRECISION` is how fp32 is multiplied."""
     if INTERPRETED:  # it would multiply bf16 by its bit patterns
         x, y = x.to(tl.float32), y.to(tl.float32)
+    if PRECISION == "tf32x3":
+        # Matrix units cut off, not round, what they add to an accumulator: over a long K that would show. The limit on
+        # inexact sums means nothing for fp32, but keeps the compiler from turning this into a dot that adds to `acc`.
+        return acc + tl.dot(x, y, input_precision=PRECISION, max_num_imprecise_acc=x.shape[1])
     return tl.dot(x, y, acc, input_precision=PRECISION)
 
 
@@ -491,8 +497,10 @@ def _gluon_kernel(
 def kernel_fn(a, b):
     """a [..., M, K] @ b [..., K, N] -> [..., M, N] in fp16, bf16 or fp32, batch dimensions broadcast.
 
-    Raises: TypeError for other or differing dtypes, ValueError for shapes that do not fit.
+    Raises: TypeError for other or differing dtypes, ValueError for shapes or devices that do not fit.
     """
+    if b.device != a.device:
+        raise ValueError(f"matmul: a is on {a.device}, b on {b.device}")
     plan = _plan(
         a.dtype,
         b.dtype,
@@ -828,8 +836,9 @@ def _workspace(out, split_tiles, parts, tile):
 def _plain_launch(problem, target, allow_tf32):
     m, n, k = problem.m, problem.n, problem.k
     exact = problem.dtype == torch.float32 and not allow_tf32
-    precision = CONFIG["FP32"] if exact else "tf32"
-    tile_m, tile_n, block_k, warps, stages = _plain_tile(problem, target, exact and precision == "ieee")
+    hip = target.vendor == "hip"
+    precision = ("ieee" if hip else CONFIG["FP32"]) if exact else "tf32"
+    tile_m, tile_n, block_k, warps, stages = _plain_tile(problem, target, exact and precision == "ieee" and not hip)
     tile_m, tile_n = _tile() or (tile_m, tile_n)
     block_k, warps, stages = CONFIG["BLOCK_K"] or block_k, CONFIG["WARPS"] or warps, CONFIG["STAGES"] or stages
     tiles = triton.cdiv(m, tile_m) * triton.cdiv(n, tile_n) * problem.batches
