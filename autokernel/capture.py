@@ -92,7 +92,8 @@ def inference_backend(compile_graph: GraphCompiler, *, on_training: Callable[[],
             on_training()
             return gm.forward
         lower = aot_autograd(fw_compiler=compile_aten, inference_compiler=compile_aten)
-        compiled: Callable[..., Any] = lower(gm, inputs)
+        with _whole_attention():
+            compiled: Callable[..., Any] = lower(gm, inputs)
         return compiled
 
     return backend
@@ -135,10 +136,25 @@ def trace(fn: Callable[..., Tensor], inputs: Mapping[str, Tensor]) -> GraphModul
     def positional(*values: Tensor) -> Tensor:
         return fn(**dict(zip(names, values, strict=True)))
 
-    with torch.no_grad(), FakeTensorMode(), _quiet():
+    with torch.no_grad(), FakeTensorMode(), _quiet(), _whole_attention():
         fakes = [_empty_like(value) for value in inputs.values()]
         aot_function(positional, fw_compiler=keep, inference_compiler=keep)(*fakes)
     return graphs[0]
+
+
+def _whole_attention() -> contextlib.AbstractContextManager[None]:
+    """Keep `scaled_dot_product_attention` one node, which chooses its way when it runs.
+
+    It would become what the device, the dtype and the sizes make it choose while it is traced (cuDNN for a long
+    sequence, another for a short one), so that no pattern traced at small sizes would be found at the model's.
+    """
+    from torch.export.exported_program import _override_composite_implicit_decomp
+
+    attention = torch.ops.aten.scaled_dot_product_attention.default
+    keep: contextlib.AbstractContextManager[None] = _override_composite_implicit_decomp(
+        {attention: lambda *_args, **_kwargs: NotImplemented}
+    )
+    return keep
 
 
 @contextlib.contextmanager

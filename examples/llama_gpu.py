@@ -1,4 +1,4 @@
-"""A Llama of 0.4 billion parameters from the transformers library, in bf16: what a GPU needs some milliseconds for.
+"""A Llama of half a billion parameters from the transformers library, in bf16: what a GPU needs some milliseconds for.
 
 Needs a GPU and `pip install transformers`; random weights from a config, nothing is downloaded.
 Try it with: `autokernel run examples/llama_gpu.py:build --backend triton` (or `--backend cuda`).
@@ -15,9 +15,9 @@ def build():
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=32000,
-        hidden_size=1024,
-        intermediate_size=4096,
-        num_hidden_layers=20,
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=8,
         num_attention_heads=16,
         num_key_value_heads=8,
         head_dim=128,

@@ -106,6 +106,11 @@ class _Session:
             self._prepared[message["key"]] = sets
             self._synchronize()
             return {"ok": True}
+        if command == "compile":
+            for call in message["calls"]:
+                self.kernel(*self._arguments(call))
+            self._synchronize()
+            return {"ok": True}
         if command == "time":
             return self._time(message)
         if command == "graph":

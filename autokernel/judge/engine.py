@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from autokernel.errors import MeasurementError
+from autokernel.judge.ahead import compile_ahead
 from autokernel.judge.contest import Contest
 from autokernel.judge.forkserver import ForkServer
 from autokernel.judge.stages import STAGES, Stage
 from autokernel.judge.trial import Trial
 from autokernel.judge.worker import Rejected, Worker
-from autokernel.records import Baseline, Outcome, StageReport, TimedCase, Timing, Verdict, text_digest
+from autokernel.records import Baseline, Case, Outcome, StageReport, TimedCase, Timing, Verdict, text_digest
 from autokernel.spec import KernelSpec
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,8 @@ class Judge:
                 if name == "smoke" and timing and incumbent is not None:
                     rival = self._loaded(incumbent)
                     measured = self._screen(worker, rival)
+                if name == "smoke" and self._server.device != "cpu":
+                    compile_ahead(self.spec, self._all_cases(), lambda: self._start(kernel_py))
             if rival is not None and incumbent is not None:
                 measured = self._time(worker, rival)
                 if measured.speedup.low > 1 + KEEP_MARGIN:
@@ -129,6 +132,12 @@ class Judge:
         path = folder / "kernel.py"
         path.write_text(kernel_py)
         return Worker(self._server, {"kernel": str(path)}, folder)
+
+    def _all_cases(self) -> list[Case]:
+        """Every case that a stage will call the kernel on."""
+        own = [*self.spec.cases, self.spec.stress_case, *self.spec.edges]
+        user = [item.case for item in self._cases]
+        return [*user, *(case.with_dtype(dtype) for case in own for dtype in self._dtypes)]
 
     def _run_stage(self, name: str, run: Stage, worker: Worker, kernel_py: str, stages: list[StageReport]) -> None:
         start, checked, verdict, reason = time.perf_counter(), 0, Verdict.PASS, ""

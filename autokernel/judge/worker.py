@@ -113,6 +113,12 @@ class Worker:
         ]
         return outputs, set(answer["aten"])
 
+    def compile(self, calls: Sequence[Inputs]) -> None:
+        """Have the kernel called on each of `calls` for what that compiles; nothing is checked. Raises: Rejected."""
+        slots, offsets, _ = self._lay_out(calls, [])
+        _, offer, fds = self._write(calls, slots, offsets[0])
+        self._ask({"command": "compile", "calls": _encode(calls, slots), **offer}, LOAD_DEADLINE_S, fds)
+
     def prepare(self, key: str, sets: Sequence[Inputs]) -> None:
         """Give the child its own copies of `sets`, to be timed under `key`. Raises: Rejected."""
         slots, offsets, _ = self._lay_out(sets, [])
