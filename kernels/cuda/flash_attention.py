@@ -329,7 +329,7 @@ __device__ __forceinline__ float* partial_stats(float* work, const Problem& p, i
 }
 
 #if !SIMT
-constexpr int TILE_PITCH = HEAD + 8;  // elements of a row in shared memory; 16 bytes more keep ldmatrix off one bank
+constexpr int PITCH = HEAD + 8;  // elements of a row in shared memory; 16 bytes more keep ldmatrix off one bank
 
 // Fills COUNT rows with asynchronous copies, or with plain ones where 16-byte copies are impossible.
 // row_at(i): where row i lies, or null for one that does not exist and is filled with zeros.
@@ -343,53 +343,46 @@ __device__ __forceinline__ void fill(T* tile, int thread, const Problem& p, cons
       int column = i % PIECES * 8;
       const T* row = row_at(i / PIECES);
       bool inside = row && column < head_dim;
-      copy_16(tile + i / PIECES * TILE_PITCH + column, inside ? row + column : anything, inside);
+      copy_16(tile + i / PIECES * PITCH + column, inside ? row + column : anything, inside);
     }
   } else {
     for (int i = thread; i < COUNT * HEAD; i += THREADS) {
       int column = i % HEAD;
       const T* row = row_at(i / HEAD);
-      tile[i / HEAD * TILE_PITCH + column] = row && column < head_dim ? row[column] : T(0.0f);
+      tile[i / HEAD * PITCH + column] = row && column < head_dim ? row[column] : T(0.0f);
     }
   }
 }
 
 // TEAM warps go through the same keys in step. 4: each has rows of its own (prefill). 1: all four have the same rows
 // and every fourth block of keys, each with a ring of its own, and add up their results at the end (decode).
-template <int TEAM, int SLABS, int KEYS, int DEPTH>
-struct Tensor {
-  static constexpr int ROWS = 16 * SLABS * TEAM;
-  static constexpr int RINGS = 4 / TEAM;
-  static constexpr int STAGE = 2 * KEYS * TILE_PITCH;  // elements: keys, then values
-  static constexpr int BYTES = (ROWS * TILE_PITCH + RINGS * DEPTH * STAGE) * 2;
-  static_assert(TEAM == 4 || RINGS * DEPTH * STAGE * 2 >= 4 * ROWS * HEAD * 4, "no room to add up the warps' results");
-};
+constexpr int ROWS = 16 * SLABS * TEAM, RINGS = 4 / TEAM, THREADS = 32 * TEAM;
+constexpr int STAGE = 2 * KEYS * PITCH;  // elements: keys, then values
+constexpr int BYTES = (ROWS * PITCH + RINGS * DEPTH * STAGE) * 2;
+static_assert(TEAM == 4 || RINGS * DEPTH * STAGE * 2 >= 4 * ROWS * HEAD * 4, "no room to add up the warps' results");
 
-template <int TEAM, int SLABS, int KEYS, int DEPTH>
-__global__ void __launch_bounds__(128) attention_tensor(const T* q, const T* k, const T* v, T* out, float* work,
-                                                        const Problem p, float scale, int sign) {
-  using Sizes = Tensor<TEAM, SLABS, KEYS, DEPTH>;
-  constexpr int ROWS = Sizes::ROWS, THREADS = 32 * TEAM;
+__global__ void __launch_bounds__(128) attention(const T* q, const T* k, const T* v, T* out, float* work,
+                                                 const Problem p, float scale, int sign) {
   extern __shared__ __align__(1024) uint8_t storage[];
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int team = TEAM == 4 ? 0 : warp, thread = TEAM == 4 ? threadIdx.x : lane;
   T* queries = reinterpret_cast<T*>(storage);
-  T* ring = queries + ROWS * TILE_PITCH + team * DEPTH * Sizes::STAGE;
+  T* ring = queries + ROWS * PITCH + team * DEPTH * STAGE;
   const Share share = share_of_block<ROWS>(p);
   const T* keys_of_head = k + share.batch * p.k_stride[0] + share.kv_head * p.k_stride[1];
   const T* values_of_head = v + share.batch * p.v_stride[0] + share.kv_head * p.v_stride[1];
 
-  constexpr int STEP = KEYS * Sizes::RINGS;
+  constexpr int STEP = KEYS * RINGS;
   int begin = share.begin + team * KEYS;
   int blocks = max(0, (share.end - begin + STEP - 1) / STEP);
   auto prefetch = [&](int block) {
     if (block < blocks) {
-      T* stage = ring + block % DEPTH * Sizes::STAGE;
+      T* stage = ring + block % DEPTH * STAGE;
       int first = begin + block * STEP, count = int(p.keys) - first;
       fill<KEYS, THREADS>(stage, thread, p, k, [&](int i) {
         return i < count ? keys_of_head + (first + i) * p.k_stride[2] : nullptr;
       });
-      fill<KEYS, THREADS>(stage + KEYS * TILE_PITCH, thread, p, v, [&](int i) {
+      fill<KEYS, THREADS>(stage + KEYS * PITCH, thread, p, v, [&](int i) {
         return i < count ? values_of_head + (first + i) * p.v_stride[2] : nullptr;
       });
     }
@@ -405,7 +398,7 @@ __global__ void __launch_bounds__(128) attention_tensor(const T* q, const T* k, 
   __syncthreads();
   if (sign) {  // a scale below 0 is that of the negated queries (1), a scale of 0 that of no queries (2)
     uint32_t* words = reinterpret_cast<uint32_t*>(queries);
-    for (int i = threadIdx.x; i < ROWS * TILE_PITCH / 2; i += 128) words[i] = sign == 1 ? words[i] ^ 0x80008000u : 0;
+    for (int i = threadIdx.x; i < ROWS * PITCH / 2; i += 128) words[i] = sign == 1 ? words[i] ^ 0x80008000u : 0;
     __syncthreads();
   }
 
@@ -424,8 +417,8 @@ __global__ void __launch_bounds__(128) attention_tensor(const T* q, const T* k, 
     if (TEAM == 4) __syncthreads();
     else __syncwarp();  // for all of the team; and all have left the previous block, whose stage is filled next
     prefetch(block + DEPTH - 1);
-    const T* key_tile = ring + block % DEPTH * Sizes::STAGE;
-    const T* value_tile = key_tile + KEYS * TILE_PITCH;
+    const T* key_tile = ring + block % DEPTH * STAGE;
+    const T* value_tile = key_tile + KEYS * PITCH;
 
     float s[SLABS][KEYS / 2] = {};
 #pragma unroll
@@ -433,11 +426,11 @@ __global__ void __launch_bounds__(128) attention_tensor(const T* q, const T* k, 
       uint32_t a[SLABS][4];
 #pragma unroll
       for (int t = 0; t < SLABS; ++t)  // rows 0-7, 8-15, then the same of the next 8 columns
-        load_matrices(a[t], queries + (first_row + 16 * t + lane % 16) * TILE_PITCH + 16 * d + lane / 16 * 8);
+        load_matrices(a[t], queries + (first_row + 16 * t + lane % 16) * PITCH + 16 * d + lane / 16 * 8);
 #pragma unroll
       for (int n = 0; n < KEYS / 16; ++n) {
         uint32_t b[4];  // keys 0-7: columns 0-7, 8-15; keys 8-15: the same
-        load_matrices(b, key_tile + (16 * n + lane % 8 + lane / 16 * 8) * TILE_PITCH + 16 * d + lane / 8 % 2 * 8);
+        load_matrices(b, key_tile + (16 * n + lane % 8 + lane / 16 * 8) * PITCH + 16 * d + lane / 8 % 2 * 8);
 #pragma unroll
         for (int t = 0; t < SLABS; ++t) {
           mma(T(), s[t] + 8 * n, a[t], b[0], b[1]);
@@ -464,7 +457,7 @@ __global__ void __launch_bounds__(128) attention_tensor(const T* q, const T* k, 
 #pragma unroll
       for (int d = 0; d < HEAD / 16; ++d) {
         uint32_t b[4];  // columns 0-7: keys 0-7, 8-15; columns 8-15: the same
-        load_transposed(b, value_tile + (16 * n + lane % 16) * TILE_PITCH + 16 * d + lane / 16 * 8);
+        load_transposed(b, value_tile + (16 * n + lane % 16) * PITCH + 16 * d + lane / 16 * 8);
 #pragma unroll
         for (int t = 0; t < SLABS; ++t) {
           mma(T(), o[t] + 8 * d, probabilities[t] + 4 * n, b[0], b[1]);
@@ -504,7 +497,7 @@ __global__ void __launch_bounds__(128) attention_tensor(const T* q, const T* k, 
     }
   } else {
     // The rings are done with: each warp leaves its sums there, and all add them up in the order of the warps.
-    float* sums = reinterpret_cast<float*>(queries + ROWS * TILE_PITCH);
+    float* sums = reinterpret_cast<float*>(queries + ROWS * PITCH);
     __shared__ float stats[4][ROWS][2];
     __syncthreads();
 #pragma unroll
@@ -543,15 +536,12 @@ __global__ void __launch_bounds__(128) attention_tensor(const T* q, const T* k, 
 #else
 // True fp32 (and 16-bit rows too wide for the registers of the above): a thread has 8 rows x 4 keys of the scores, then
 // 8 rows x COLUMNS / 16 columns of the output. blockIdx.z: which COLUMNS of the output; scores are computed for each.
-namespace simt {
 constexpr int ROWS = 64, KEYS = 64, DEPTH = 32, COLUMNS = HEAD < 128 ? HEAD : 128;
 constexpr int PITCH = DEPTH + 4, SCORE_PITCH = KEYS + 4;  // 16-byte reads down a column touch all banks
 constexpr int BYTES = 4 * ((ROWS + KEYS) * PITCH + ROWS * SCORE_PITCH + KEYS * COLUMNS);
-}
 
-__global__ void __launch_bounds__(128, 3) attention_simt(const T* q, const T* k, const T* v, T* out, float* work,
-                                                         const Problem p, float scale) {
-  using namespace simt;
+__global__ void __launch_bounds__(128, 3) attention(const T* q, const T* k, const T* v, T* out, float* work,
+                                                    const Problem p, float scale) {
   extern __shared__ __align__(1024) uint8_t storage[];
   float* query_tile = reinterpret_cast<float*>(storage);
   float* key_tile = query_tile + ROWS * PITCH;
@@ -600,7 +590,7 @@ __global__ void __launch_bounds__(128, 3) attention_simt(const T* q, const T* k,
         }
       }
       __syncthreads();
-#pragma unroll 2
+#pragma unroll 1
       for (int e = 0; e < DEPTH; e += 4) {
         float4 b[4];
 #pragma unroll
@@ -726,35 +716,22 @@ __global__ void __launch_bounds__(256) combine(T* out, float* work, const Proble
   }
 }
 
-static unsigned blocks_of(const Problem& p, int tile) {
-  int64_t rows = p.pack * p.queries;
-  return unsigned((rows + tile - 1) / tile * p.batch * (p.heads / p.pack));
-}
-
-// `scale` includes log2(e): the exponentials are powers of two.
-extern "C" int attention(const T* q, const T* k, const T* v, T* out, float* work, const Problem* problem,
-                         double of_scores, cudaStream_t stream) {
+// `of_scores` includes log2(e): the exponentials are powers of two.
+extern "C" int attend(const T* q, const T* k, const T* v, T* out, float* work, const Problem* problem, double of_scores,
+                      cudaStream_t stream) {
   const Problem& p = *problem;
   float scale = float(of_scores);
-  unsigned splits = unsigned(p.splits);
-  int status;
+  int64_t tiles = (p.pack * p.queries + ROWS - 1) / ROWS, units = p.batch * (p.heads / p.pack);
+  dim3 grid(unsigned(tiles * units), unsigned(p.splits));
 #if SIMT
-  dim3 grid(blocks_of(p, simt::ROWS), splits, unsigned((p.head_dim + simt::COLUMNS - 1) / simt::COLUMNS));
-  status = launch(attention_simt, grid, 128, simt::BYTES, stream, q, k, v, out, work, p, scale);
+  grid.z = unsigned((p.head_dim + COLUMNS - 1) / COLUMNS);
+  int status = launch(attention, grid, 128, BYTES, stream, q, k, v, out, work, p, scale);
 #else
   int sign = scale < 0.0f ? 1 : scale == 0.0f ? 2 : 0;
   scale = sign == 2 ? 1.0f : fabsf(scale);
-  if (p.decode) {
-    using Sizes = Tensor<1, 1, DECODE_KEYS, DECODE_DEPTH>;
-    status = launch(attention_tensor<1, 1, DECODE_KEYS, DECODE_DEPTH>, dim3(blocks_of(p, Sizes::ROWS), splits), 128,
-                    Sizes::BYTES, stream, q, k, v, out, work, p, scale, sign);
-  } else {
-    using Sizes = Tensor<4, BLOCK_SLABS, BLOCK_KEYS, BLOCK_DEPTH>;
-    status = launch(attention_tensor<4, BLOCK_SLABS, BLOCK_KEYS, BLOCK_DEPTH>, dim3(blocks_of(p, Sizes::ROWS), splits),
-                    128, Sizes::BYTES, stream, q, k, v, out, work, p, scale, sign);
-  }
+  int status = launch(attention, grid, 128, BYTES, stream, q, k, v, out, work, p, scale, sign);
 #endif
-  if (status != cudaSuccess || splits == 1) return status;
+  if (status != cudaSuccess || p.splits == 1) return status;
   return launch(combine, dim3(unsigned(p.batch * p.heads * p.queries)), 256, 0, stream, out, work, p);
 }
 """
@@ -840,8 +817,11 @@ constexpr uint64_t SWIZZLE = uint64_t(ROW_BYTES == 128 ? 1 : 2) << 62;
 constexpr uint64_t ALONG = SWIZZLE | uint64_t(8 * ROW_BYTES / 16) << 32 | uint64_t(1) << 16;
 constexpr uint64_t ACROSS = SWIZZLE | uint64_t(8 * ROW_BYTES / 16) << 32 | uint64_t(BLOCK_N * ROW_BYTES / 16) << 16;
 
-// Register file: 64 K. At launch all warpgroups have the same share; the producer then gives most of its up.
-constexpr int PRODUCER_REGISTERS = WARPGROUPS == 2 ? 24 : 32, CONSUMER_REGISTERS = WARPGROUPS == 2 ? 240 : 160;
+// At launch all warpgroups have the same share of the register file, in steps of 8 a thread: the producer gives most of
+// its share to the consumers. More than was given at launch would be waited for in vain.
+constexpr int PRODUCER_REGISTERS = WARPGROUPS == 2 ? 40 : 32, CONSUMER_REGISTERS = WARPGROUPS == 2 ? 232 : 160;
+constexpr int LAUNCH_REGISTERS = 512 / (WARPGROUPS + 1) / 8 * 8;
+static_assert(PRODUCER_REGISTERS + WARPGROUPS * CONSUMER_REGISTERS == (WARPGROUPS + 1) * LAUNCH_REGISTERS, "");
 
 struct Tiles {
   int queries, keys, heads, group, head_dim;
@@ -930,6 +910,7 @@ __device__ __forceinline__ void produce(const CUtensorMap* q_map, const CUtensor
       v_ring.advance();
     };
     load_k(last);
+#pragma unroll 1
     for (int block = last; block > 0; --block) {  // in the order of use
       load_k(block - 1);
       load_v(block);
@@ -1128,8 +1109,8 @@ static int clear(int* counter, cudaStream_t stream) { return cudaMemsetAsync(cou
 // ---- end of launch
 
 // `scale` is positive and includes log2(e).
-extern "C" int attention(const T* q, const T* k, const T* v, T* out, int* counter, const Problem* problem, double scale,
-                         cudaStream_t stream) {
+extern "C" int attend(const T* q, const T* k, const T* v, T* out, int* counter, const Problem* problem, double scale,
+                      cudaStream_t stream) {
   const Problem& p = *problem;
   CUtensorMap maps[3];
   int status = make_map(maps, q, p.q_stride, p.batch, p.heads, p.queries, p.head_dim, BLOCK_M, COLUMNS);
@@ -1181,27 +1162,32 @@ __device__ __forceinline__ void {name}(float (&d)[{count}], {parameters}) {{
 
 def _build(source, dtype, head, **macros):
     macros = {"TYPE": TYPES[dtype], "HEAD": head, **macros}
-    return build(
-        source,
-        backend="cuda",
-        flags=[f"-D{name}={int(x) if x is True or x is False else x}" for name, x in macros.items()],
-    )
+    flags = [f"-D{name}={value if isinstance(value, str) else int(value)}" for name, value in macros.items()]
+    return build(source, backend="cuda", flags=flags)
 
 
 @functools.cache
-def _general_library(dtype, head, simt):
-    """For rows of up to `head` elements, on any GPU."""
-    return _build(
-        SHARED + GENERAL,
-        dtype,
-        head,
-        SIMT=simt,
-        BLOCK_SLABS=CONFIG["BLOCK_SLABS"],
-        BLOCK_KEYS=CONFIG["BLOCK_KEYS"] or (64 if head <= 128 else 32),
-        BLOCK_DEPTH=CONFIG["BLOCK_DEPTH"],
-        DECODE_KEYS=CONFIG["DECODE_KEYS"],
-        DECODE_DEPTH=CONFIG["DECODE_DEPTH"],
-    )
+def _simt_library(dtype, head):
+    """For fp32, and rows of any length."""
+    return _build(SHARED + GENERAL, dtype, head, SIMT=True)
+
+
+@functools.cache
+def _tensor_library(dtype, head, decode):
+    """For 16-bit rows of up to `head` elements, on any GPU."""
+    prefill = {
+        "TEAM": 4,
+        "SLABS": CONFIG["BLOCK_SLABS"],
+        "KEYS": CONFIG["BLOCK_KEYS"] or (64 if head <= 128 else 32),
+        "DEPTH": CONFIG["BLOCK_DEPTH"],
+    }
+    of_warps = {"TEAM": 1, "SLABS": 1, "KEYS": CONFIG["DECODE_KEYS"], "DEPTH": CONFIG["DECODE_DEPTH"]}
+    return _build(SHARED + GENERAL, dtype, head, SIMT=False, **(of_warps if decode else prefill))
+
+
+def _decode_bytes(head):
+    """Shared memory of a decode block: queries, and four rings of keys and values; rows are padded by 16 bytes."""
+    return 2 * (head + 8) * (16 + 4 * CONFIG["DECODE_DEPTH"] * 2 * CONFIG["DECODE_KEYS"]) + 512
 
 
 def _warpgroups(head):
@@ -1264,19 +1250,19 @@ class _Plan:
         self.copied = any(stride[3] != 1 for stride in strides) or (not simt and wide and not aligned)
         if self.copied:
             return
-        decode = not wgmma and not simt and group * queries <= 32
+        decode = not wgmma and not simt and group * queries <= 32 and _decode_bytes(head) <= target.shared_bytes
         rows = 64 if simt else 16 if decode else 64 * CONFIG["BLOCK_SLABS"]
         pack = group if decode or (not wgmma and 2 * queries <= rows) else 1
         splits, split_keys, section, self.counter, self.work = 1, keys, 1, 0, 0
         if wgmma:
             section = _section(keys, head_dim, group) or batch * heads
             self.counter = CONFIG["SCHEDULE"] == 2
-            self.function = _wgmma_library(dtype, head, causal).attention
+            self.function = _wgmma_library(dtype, head, causal).attend
         else:
             splits, split_keys = _splits(-(-pack * queries // rows) * batch * heads // pack, keys, target.sms, decode)
             if splits > 1:
                 self.work = splits * batch * heads * queries * (-(-head_dim // 4) * 4 + 2)
-            self.function = _general_library(dtype, head, simt).attention
+            self.function = (_simt_library(dtype, head) if simt else _tensor_library(dtype, head, decode)).attend
         numbers = [batch, heads, kv_heads, queries, keys, head_dim]
         for stride in strides:
             numbers += stride[:3]
