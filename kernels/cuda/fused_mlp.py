@@ -32,6 +32,7 @@ TUNABLES = {
     "CLUSTER": [1, 2],  # blocks, neighbours along the rows of x, that share their tiles of the weights
     "GROUP": [4, 8, 16, 32],  # rows of clusters that are walked together, for reuse in the L2 cache
     "STAGES": [0, 3, 4, 5, 6],  # stages of the ring; 0, or more than fit: as many as fit
+    "HEAD_START": [0, 1, 2],  # steps by which one half of a coop tile is ahead, to write while the other multiplies
     "STORE_BUFFERS": [1, 2],  # buffers of 16 rows by 64 columns per warp through which results are written
     "SPLIT": [0, 1, 2, 4, 8],  # pieces along K of the tiles of the last round; 0: chosen from the shape
     "SKINNY": [0, 4, 8, 16],  # up to so many rows the streaming kernel is used
@@ -42,6 +43,7 @@ CONFIG = {
     "CLUSTER": 2,
     "GROUP": 8,
     "STAGES": 0,
+    "HEAD_START": 0,
     "STORE_BUFFERS": 2,
     "SPLIT": 0,
     "SKINNY": 16,
@@ -428,6 +430,9 @@ __global__ void __launch_bounds__(THREADS, 1)
     // A wait for a stage can only tell a phase from the one before it. So a warpgroup starts on its tile when the other
     // has seen all of its own stages filled.
     if (Tile::PINGPONG && group == 1) turn_pass(0);
+    // Halves of one tile: with a head start of some steps, one half writes its result while the other still multiplies.
+    const bool ahead = !Tile::PINGPONG && HEAD_START > 0;
+    if (ahead && group == 1) turn_wait(1);
     Place next = find(cut, worker);
     for (int item = worker; item < cut.items; item += workers) {
       const Place at = next;
@@ -454,6 +459,7 @@ __global__ void __launch_bounds__(THREADS, 1)
           for (int m = 0; m < ROWS / 64; ++m)
             wgmma(T{}, sums[m], desc_a + m * (8192 >> 4) + k * NEXT, desc_b + k * NEXT, step + k > 0);
         wgmma_commit();
+        if (ahead && group == 0 && item == worker && step == min(HEAD_START, length) - 1) turn_pass(1);
         // Divisions, behind the tensor cores' back.
         if (step == 0) next = find(cut, min(item + workers, cut.items - 1));
         wgmma_wait<1>();  // the step before this one is done: its stage may be filled again
@@ -524,6 +530,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     if (lane == 0) tensor_store_wait_read<0>();  // shared memory must outlive the copies out of it
   }
+  __syncwarp();
   if constexpr (CLUSTER > 1) cluster_barrier();  // the other block may still signal this one's barriers
 #endif
 }
@@ -1069,6 +1076,7 @@ def _library():
     macros = {
         "TILE_CLUSTER": CONFIG["CLUSTER"],
         "STAGES_WANTED": CONFIG["STAGES"],
+        "HEAD_START": CONFIG["HEAD_START"],
         "STORE_BUFFERS": CONFIG["STORE_BUFFERS"],
     }
     widths = {SMALL[1]}
@@ -1085,7 +1093,7 @@ ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
 TENSOR, TENSOR_SMALL, ANY, FP32, SKINNY = range(5)
 SMALL = (128, 128)  # tile of the products that are too small for CONFIG's
 SMALL_SLOWDOWN = 1.3  # of its multiplications: more bytes per operation
-PIECES_CYCLES = 12000  # what writing and adding partial sums costs: a second launch, mostly
+PIECES_CYCLES, PIECES_BYTES = 5000, 2000  # what partial sums cost: a launch, and bytes written and added per cycle
 SKINNY_COLS = 16
 
 
@@ -1132,31 +1140,37 @@ class _Cut:
     blocks: int
     workers: int
     cycles: float
+    floats: int  # of all pieces
 
     def fields(self):
         return (self.rows, self.cols, CONFIG["GROUP"], self.whole, self.splits, self.items, self.blocks, self.workers)
 
 
-def _cut(rows, cols, blocks, workers, block_cycles):
-    """The fastest cut of rows x cols tiles and `blocks` steps of k: only the last round may be split."""
+def _cut(rows, cols, blocks, workers, block_cycles, piece):
+    """The fastest cut of rows x cols tiles and `blocks` steps of k: only the last round may be split.
+
+    A worker takes `block_cycles` for a step, and a tile has `piece` sums.
+    """
     tiles = rows * cols
     rest = tiles % workers
 
     def cycles(splits):
         rounds = _ceil(rest * splits, workers) * _ceil(blocks, splits)
-        return rounds * block_cycles + (PIECES_CYCLES if splits > 1 else 0)
+        pieces = PIECES_CYCLES + rest * splits * piece * 4 / PIECES_BYTES if splits > 1 else 0
+        return rounds * block_cycles + pieces
 
     most = max(min(blocks, 64, 3 * workers // rest), 1) if rest else 1
     splits = min(CONFIG["SPLIT"], most) or min(range(1, most + 1), key=cycles)
     whole = tiles if splits == 1 else tiles - rest
     items = whole + (tiles - whole) * splits
     total = tiles // workers * blocks * block_cycles + cycles(splits)
-    return _Cut(rows, cols, whole, splits, items, blocks, workers, total)
+    return _Cut(rows, cols, whole, splits, items, blocks, workers, total, (items - whole) * piece)
 
 
 def _tensor_cut(m, n, k, rows, cols, cluster, slowdown, sms):
     block_cycles = rows * cols * 64 / 2048 * slowdown  # multiply-adds of a multiprocessor's tensor cores in a cycle
-    return _cut(_ceil(m, rows * cluster), _ceil(n, cols), _ceil(k, 64), max(sms // cluster, 1), block_cycles)
+    tiles, piece = (_ceil(m, rows * cluster), _ceil(n, cols)), cluster * rows * cols
+    return _cut(*tiles, _ceil(k, 64), max(sms // cluster, 1), block_cycles, piece)
 
 
 def _stage(tile, a, weights, k, out_row, itemsize, target):
@@ -1165,20 +1179,20 @@ def _stage(tile, a, weights, k, out_row, itemsize, target):
     operands = (a, *weights)
     if m <= CONFIG["SKINNY"] and k % (16 // itemsize) == 0 and all(s.vectors and s.k_major for s in operands):
         cols = SKINNY_COLS * len(weights)
-        path, cut, piece = SKINNY, _cut(1, _ceil(n, cols), _ceil(k, 1024), 2 * sms, 4000), 16 * cols
+        path, cut = SKINNY, _cut(1, _ceil(n, cols), _ceil(k, 1024), 2 * sms, 4000, 16 * cols)
     elif itemsize == 4:
-        path, cut, piece = FP32, _cut(_ceil(m, 128), _ceil(n, 128), _ceil(k, 16), 2 * sms, 4096), 128 * 128
+        path, cut = FP32, _cut(_ceil(m, 128), _ceil(n, 128), _ceil(k, 16), 2 * sms, 4096, 128 * 128)
     elif target.has_wgmma and all(s.tensor for s in operands):
         rows, cols, pingpong = _tile(tile)
         rows, cluster = (rows if pingpong else 2 * rows), CONFIG["CLUSTER"]
-        path, cut, piece = TENSOR, _tensor_cut(m, n, k, rows, cols, cluster, 1.0, sms), cluster * rows * cols
+        path, cut = TENSOR, _tensor_cut(m, n, k, rows, cols, cluster, 1.0, sms)
         small = _tensor_cut(m, n, k, *SMALL, 1, SMALL_SLOWDOWN, sms)
         if small.cycles < cut.cycles:
-            path, cut, piece = TENSOR_SMALL, small, SMALL[0] * SMALL[1]
+            path, cut = TENSOR_SMALL, small
     else:
-        path, cut, piece = ANY, _cut(_ceil(m, 128), _ceil(n, 128), _ceil(k, 32), 2 * sms, 1024), 128 * 128
+        path, cut = ANY, _cut(_ceil(m, 128), _ceil(n, 128), _ceil(k, 32), 2 * sms, 1024, 128 * 128)
     sides = (*a.fields(), *weights[0].fields(), *weights[-1].fields())
-    return (path, m, weights[0].count, k, *sides, out_row, *cut.fields()), (cut.items - cut.whole) * piece
+    return (path, m, weights[0].count, k, *sides, out_row, *cut.fields()), cut.floats
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ TUNABLES = {
     "CLUSTER": [1, 2],  # blocks, neighbours along M, that share their tiles of B
     "GROUP": [4, 8, 16, 32],  # rows of clusters that are walked together, for reuse in the L2 cache
     "STAGES": [0, 3, 4, 5, 6],  # stages of the ring; 0, or more than fit: as many as fit
+    "HEAD_START": [0, 1, 2],  # steps by which one half of a coop tile is ahead, to write while the other multiplies
     "STORE_BUFFERS": [1, 2],  # buffers of 16 rows by 64 columns per warp through which results are written
     "SPLIT": [0, 1, 2, 4, 8],  # pieces along K of the tiles of the last round; 0: chosen from the shape
     "SKINNY": [0, 4, 8, 16],  # up to so many rows or columns the streaming kernel is used
@@ -45,6 +46,7 @@ CONFIG = {
     "CLUSTER": 2,
     "GROUP": 8,
     "STAGES": 0,
+    "HEAD_START": 0,
     "STORE_BUFFERS": 2,
     "SPLIT": 0,
     "SKINNY": 16,
@@ -402,6 +404,9 @@ __global__ void __launch_bounds__(THREADS, 1)
     // A wait for a stage can only tell a phase from the one before it. So a warpgroup starts on its tile when the other
     // has seen all of its own stages filled.
     if (Tile::PINGPONG && group == 1) turn_pass(0);
+    // Halves of one tile: with a head start of some steps, one half writes its result while the other still multiplies.
+    const bool ahead = !Tile::PINGPONG && HEAD_START > 0;
+    if (ahead && group == 1) turn_wait(1);
     Place next = find(cut, worker);
     for (int item = worker; item < cut.items; item += workers) {
       const Place at = next;
@@ -428,6 +433,7 @@ __global__ void __launch_bounds__(THREADS, 1)
           for (int m = 0; m < ROWS / 64; ++m)
             wgmma<A_K, B_K>(T{}, sums[m], desc_a + m * (8192 >> 4) + k * A_NEXT, desc_b + k * B_NEXT, step + k > 0);
         wgmma_commit();
+        if (ahead && group == 0 && item == worker && step == min(HEAD_START, length) - 1) turn_pass(1);
         // Divisions, behind the tensor cores' back.
         if (step == 0) next = find(cut, min(item + workers, cut.items - 1));
         wgmma_wait<1>();  // the step before this one is done: its stage may be filled again
@@ -497,6 +503,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     if (lane == 0) tensor_store_wait_read<0>();  // shared memory must outlive the copies out of it
   }
+  __syncwarp();
   if constexpr (CLUSTER > 1) cluster_barrier();  // the other block may still signal this one's barriers
 #endif
 }
@@ -1057,6 +1064,7 @@ def _library():
         "TILE_PINGPONG": int(pingpong),
         "TILE_CLUSTER": CONFIG["CLUSTER"],
         "STAGES_WANTED": CONFIG["STAGES"],
+        "HEAD_START": CONFIG["HEAD_START"],
         "STORE_BUFFERS": CONFIG["STORE_BUFFERS"],
     }
     source = SOURCE.replace("@WGMMA@", "".join(_wgmma(n) for n in sorted({cols, SMALL[1]})))
@@ -1067,7 +1075,7 @@ DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 TENSOR, TENSOR_SMALL, ANY, FP32, SKINNY = range(5)
 SMALL = (128, 128)  # tile of the products that are too small for CONFIG's
 SMALL_SLOWDOWN = 1.3  # of its multiplications: more bytes per operation
-PIECES_CYCLES = 12000  # what writing and adding partial sums costs: a second launch, mostly
+PIECES_CYCLES, PIECES_BYTES = 5000, 2000  # what partial sums cost: a launch, and bytes written and added per cycle
 MAX_BATCH_DIMS = 3
 
 
@@ -1115,31 +1123,37 @@ class _Cut:
     blocks: int
     workers: int
     cycles: float
+    floats: int  # of all pieces
 
     def fields(self):
         return (self.rows, self.cols, CONFIG["GROUP"], self.whole, self.splits, self.items, self.blocks, self.workers)
 
 
-def _cut(rows, cols, batch, blocks, workers, block_cycles):
-    """The fastest cut of rows x cols tiles per batch and `blocks` steps of k: only the last round may be split."""
+def _cut(rows, cols, batch, blocks, workers, block_cycles, piece):
+    """The fastest cut of rows x cols tiles per batch and `blocks` steps of k: only the last round may be split.
+
+    A worker takes `block_cycles` for a step, and a tile has `piece` sums.
+    """
     tiles = rows * cols * batch
     rest = tiles % workers
 
     def cycles(splits):
         rounds = _ceil(rest * splits, workers) * _ceil(blocks, splits)
-        return rounds * block_cycles + (PIECES_CYCLES if splits > 1 else 0)
+        pieces = PIECES_CYCLES + rest * splits * piece * 4 / PIECES_BYTES if splits > 1 else 0
+        return rounds * block_cycles + pieces
 
     most = max(min(blocks, 64, 3 * workers // rest), 1) if rest else 1
     splits = min(CONFIG["SPLIT"], most) or min(range(1, most + 1), key=cycles)
     whole = tiles if splits == 1 else tiles - rest
     items = whole + (tiles - whole) * splits
     total = tiles // workers * blocks * block_cycles + cycles(splits)
-    return _Cut(rows, cols, whole, splits, items, blocks, workers, total)
+    return _Cut(rows, cols, whole, splits, items, blocks, workers, total, (items - whole) * piece)
 
 
 def _tensor_cut(m, n, k, batch, rows, cols, cluster, slowdown, sms):
     block_cycles = rows * cols * 64 / 2048 * slowdown  # multiply-adds of a multiprocessor's tensor cores in a cycle
-    return _cut(_ceil(m, rows * cluster), _ceil(n, cols), batch, _ceil(k, 64), max(sms // cluster, 1), block_cycles)
+    tiles, piece = (_ceil(m, rows * cluster), _ceil(n, cols), batch), cluster * rows * cols
+    return _cut(*tiles, _ceil(k, 64), max(sms // cluster, 1), block_cycles, piece)
 
 
 def _skinny_cols(a, b, k, width):
@@ -1152,21 +1166,19 @@ def _skinny_cols(a, b, k, width):
 
 
 def _choose(a, b, k, batch, itemsize, target):
-    """(path, cut, floats of a piece)."""
+    """(path, cut) of a product."""
     m, n, sms = a.count, b.count, target.sms
     if cols := _skinny_cols(a, b, k, 16 // itemsize):
-        return SKINNY, _cut(1, _ceil(n, cols), batch, _ceil(k, 1024), 2 * sms, 4000), 16 * cols
+        return SKINNY, _cut(1, _ceil(n, cols), batch, _ceil(k, 1024), 2 * sms, 4000, 16 * cols)
     if itemsize == 4:
-        return FP32, _cut(_ceil(m, 128), _ceil(n, 128), batch, _ceil(k, 16), 2 * sms, 4096), 128 * 128
+        return FP32, _cut(_ceil(m, 128), _ceil(n, 128), batch, _ceil(k, 16), 2 * sms, 4096, 128 * 128)
     if target.has_wgmma and a.tensor and b.tensor:
         rows, cols, pingpong = _tile()
         rows, cluster = (rows if pingpong else 2 * rows), CONFIG["CLUSTER"]
         large = _tensor_cut(m, n, k, batch, rows, cols, cluster, 1.0, sms)
         small = _tensor_cut(m, n, k, batch, *SMALL, 1, SMALL_SLOWDOWN, sms)
-        if large.cycles <= small.cycles:
-            return TENSOR, large, cluster * rows * cols
-        return TENSOR_SMALL, small, SMALL[0] * SMALL[1]
-    return ANY, _cut(_ceil(m, 128), _ceil(n, 128), batch, _ceil(k, 32), 2 * sms, 1024), 128 * 128
+        return (TENSOR, large) if large.cycles <= small.cycles else (TENSOR_SMALL, small)
+    return ANY, _cut(_ceil(m, 128), _ceil(n, 128), batch, _ceil(k, 32), 2 * sms, 1024, 128 * 128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -1195,12 +1207,11 @@ def _plan(a_shape, a_stride, a_aligned, b_shape, b_stride, b_aligned, dtype, dev
     batch = math.prod(sizes)
     swap = not _skinny_cols(a, b, inner, width) and bool(_skinny_cols(b, a, inner, width))
     a, b, out_row, out_col = (b, a, 1, cols) if swap else (a, b, cols, 1)
-    path, cut, piece = _choose(a, b, inner, batch, dtype.itemsize, target_of(torch.empty(0, device=device)))
+    path, cut = _choose(a, b, inner, batch, dtype.itemsize, target_of(torch.empty(0, device=device)))
     values = (path, DTYPES[dtype], swap, a.count, b.count, inner, *(1,) * len(padding), *sizes)
     values += (*a.fields(), *b.fields(), out_row, out_col, rows * cols, *cut.fields())
     numbers = (ctypes.c_int64 * len(values))(*values)
-    pieces = (cut.items - cut.whole) * piece
-    return _Plan(shape, pieces=pieces, numbers=numbers, address=ctypes.addressof(numbers))
+    return _Plan(shape, pieces=cut.floats, numbers=numbers, address=ctypes.addressof(numbers))
 
 
 def _problem(a_shape, a_stride, b_shape, b_stride):
