@@ -6,13 +6,9 @@ multiplied in fp32, or as accurately, unless torch.backends.cuda.matmul.allow_tf
 
 Two launches: the first makes the hidden values [rows, H], the second multiplies them by w_down. An output tile of the
 first takes the same columns of both products: a tile of x is loaded once for both weights, and gate and up meet in
-registers, so that neither goes through memory. Both launches are forms (GATED or not) of one of three kernels:
-- "gluon" (compute capability 9.0, 16-bit matrices on 16-byte boundaries): as many programs as there are
-  multiprocessors, each walking over output tiles. One warp does nothing but fill a ring of tiles in shared memory with
-  the copy engine; one or two groups of four warps multiply, each its own rows of the tile, and drift apart by up to the
-  length of the ring, so that one multiplies while the other writes its part of the output. Rows of w_gate and w_up lie
-  in one slot of the ring, one above the other, so that one instruction multiplies by both.
-- "tma" (9.0 and later): the same walk, with loads and products in the same warps.
+registers, so that neither goes through memory. Both launches are forms (GATED or not) of one of two kernels:
+- "tma" (compute capability 9.0 and later, 16-bit matrices on 16-byte boundaries): as many programs as there are
+  multiprocessors, each walking over output tiles, which the copy engine loads several blocks of K ahead.
 - "plain" (every GPU, every stride): one program per output tile, masked loads through pointers.
 
 Tiles are visited in groups of GROUP rows, so that programs that run at the same time share operands in the L2 cache.
@@ -27,16 +23,6 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from autokernel.target import on_device, target_of
@@ -44,7 +30,7 @@ from autokernel.target import on_device, target_of
 KERNEL_TYPE = "fused_mlp"
 BACKEND = "triton"
 TUNABLES = {
-    "VARIANT": ["auto", "plain", "tma", "gluon"],  # the last two where GPU and operands allow, else the one before
+    "VARIANT": ["auto", "plain", "tma"],  # tma where GPU and operands allow, else plain
     # Rows x columns of an output tile; half of the first product's columns are gate, half up. auto: by shape.
     "UP_TILE": ["auto", "64x64", "64x128", "64x256", "128x64", "128x128", "128x256", "256x128"],
     "DOWN_TILE": ["auto", "64x64", "64x128", "64x256", "128x64", "128x128", "128x256", "256x128"],
@@ -335,219 +321,6 @@ def _tma_kernel(
             _store_pieces(out_desc, out, acc, m, n, M, N, out_stride, PIECES, STORE_TMA)
 
 
-# gluon ----------------------------------------------------------------------------------------------------------------
-
-# Renamed after Triton 3.6.
-tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
-barrier = getattr(gl, "barrier", None) or gl.thread_barrier
-
-
-class _Form(NamedTuple):
-    """What a compiled form of the gluon kernel is made for."""
-
-    ACTIVATION: gl.constexpr  # None: not gated
-    X_T: gl.constexpr  # x is stored as [K, M]
-    CONSUMERS: gl.constexpr  # groups of four warps that multiply
-    ROWS: gl.constexpr  # of the output tile, for each of them
-    BM: gl.constexpr
-    BN: gl.constexpr  # rows of weights in a slot
-    OUT_BN: gl.constexpr  # columns of the output tile: half of BN when gated
-    BK: gl.constexpr
-    STAGES: gl.constexpr
-    PARTS: gl.constexpr
-    GROUP: gl.constexpr
-    PIECES: gl.constexpr
-    STORE_TMA: gl.constexpr
-
-
-@gluon.jit
-def _work(unit, sizes, F):
-    """(tile, part, first row, first column, first and last step of K) of a unit of work: a tile or a part of one."""
-    M, N, K, _stride, whole, _units = sizes
-    tiles_m, tiles_n = gl.cdiv(M, F.BM), gl.cdiv(N, F.OUT_BN)
-    steps = gl.cdiv(K, F.BK)
-    tile, part, begin, end = unit, 0, 0, steps
-    if F.PARTS > 1:
-        split = unit >= whole
-        tile = gl.where(split, whole + (unit - whole) // F.PARTS, unit)
-        part = gl.where(split, (unit - whole) % F.PARTS, 0)
-        begin = gl.where(split, steps * part // F.PARTS, 0)
-        end = gl.where(split, steps * (part + 1) // F.PARTS, steps)
-    per_group = F.GROUP * tiles_n
-    first = tile // per_group * F.GROUP
-    rows = gl.minimum(tiles_m - first, F.GROUP)
-    within = tile % per_group
-    return tile, part, (first + within % rows) * F.BM, within // rows * F.OUT_BN, begin, end
-
-
-@gluon.jit
-def _next(slot, phase, STAGES: gl.constexpr):
-    """The ring's next slot; the phase of its barriers turns with every round."""
-    last = slot == STAGES - 1
-    return gl.where(last, 0, slot + 1), gl.where(last, phase ^ 1, phase)
-
-
-@gluon.jit
-def _produce(descs, buffers, sizes, F):
-    """Fill the ring: wait until a slot is empty, then let the copy engine load it and report to its `full` barrier."""
-    x_desc, w_desc, up_desc, _out_desc = descs
-    x_ring, w_ring, _staged, full, empty = buffers
-    slot, phase = 0, 1
-    for unit in range(gl.program_id(0), sizes[5], gl.num_programs(0)):
-        _tile, _part, m, n, begin, end = _work(unit, sizes, F)
-        for step in range(begin, end):
-            k = step * F.BK
-            mbarrier.wait(empty.index(slot), phase)
-            ready = full.index(slot)
-            mbarrier.expect(ready, (F.BM + F.BN) * F.BK * 2)
-            for c in gl.static_range(F.CONSUMERS):
-                rows = x_ring.index(slot * F.CONSUMERS + c)
-                if F.X_T:
-                    tma_load(x_desc, [k, m + c * F.ROWS], ready, rows)
-                else:
-                    tma_load(x_desc, [m + c * F.ROWS, k], ready, rows)
-            weights = w_ring.index(slot)
-            if F.ACTIVATION is None:
-                tma_load(w_desc, [n, k], ready, weights)
-            else:
-                tma_load(w_desc, [n, k], ready, weights.slice(0, F.OUT_BN))
-                tma_load(up_desc, [n, k], ready, weights.slice(F.OUT_BN, F.OUT_BN))
-            slot, phase = _next(slot, phase, F.STAGES)
-
-
-@gluon.jit
-def _halves(values):
-    """Left and right half of the columns."""
-    ROWS: gl.constexpr = values.shape[0]
-    COLS: gl.constexpr = values.shape[1]
-    return values.reshape(ROWS, 2, COLS // 2).permute(0, 2, 1).split()
-
-
-@gluon.jit
-def _write(desc, out, staged, values, m, n, sizes, PIECES: gl.constexpr, STORE_TMA: gl.constexpr):
-    """Write `values` to row `m`, column `n` of the output in PIECES pieces of columns."""
-    ROWS: gl.constexpr = values.shape[0]
-    COLS: gl.constexpr = values.shape[1]
-    if not STORE_TMA:
-        layout: gl.constexpr = values.type.layout
-        rows = m + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
-        cols = n + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
-        inside = (rows < sizes[0])[:, None] & (cols < sizes[1])[None, :]
-        at = out + rows.to(gl.int64)[:, None] * sizes[3] + cols[None, :]
-        gl.store(at, values.to(out.dtype.element_ty), mask=inside)
-    elif PIECES == 1:
-        tma.store_wait(0)  # the piece before has left the buffer
-        staged.store(values.to(desc.dtype))
-        fence_async_shared()
-        tma_store(desc, [m, n], staged)
-    else:
-        left, right = _halves(values)
-        _write(desc, out, staged, left, m, n, sizes, PIECES // 2, STORE_TMA)
-        _write(desc, out, staged, right, m, n + COLS // 2, sizes, PIECES // 2, STORE_TMA)
-
-
-@gluon.jit
-def _finish(desc, out, staged, acc, m, n, sizes, F):
-    """Write a tile's sums, or the hidden values that they give."""
-    if F.ACTIVATION is None:
-        _write(desc, out, staged, acc, m, n, sizes, F.PIECES, F.STORE_TMA)
-    else:
-        gate, up = _halves(acc)
-        _write(desc, out, staged, _gated(gate, up, F.ACTIVATION), m, n, sizes, F.PIECES, F.STORE_TMA)
-
-
-@gluon.jit
-def _consume(descs, out, workspace, buffers, sizes, F, C: gl.constexpr):
-    """Multiply rows C * ROWS and on of every tile by what the ring holds, and write them."""
-    x_ring, w_ring, out_buffers, full, empty = buffers
-    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, F.BN, 16])
-    out_desc, staged = descs[3], out_buffers.index(C)
-    slot, phase = 0, 0
-    for unit in range(gl.program_id(0), sizes[5], gl.num_programs(0)):
-        tile, part, m, n, begin, end = _work(unit, sizes, F)
-        m += C * F.ROWS
-        acc = gl.zeros((F.ROWS, F.BN), gl.float32, layout)
-        before = slot
-        for step in range(begin, end):
-            mbarrier.wait(full.index(slot), phase)
-            x = x_ring.index(slot * F.CONSUMERS + C)
-            if F.X_T:
-                x = x.permute((1, 0))
-            acc = warpgroup_mma(x, w_ring.index(slot).permute((1, 0)), acc, is_async=True)
-            acc = warpgroup_mma_wait(1, deps=(acc,))  # the step before is done, this one goes on
-            mbarrier.arrive(empty.index(before), pred=step > begin)
-            before = slot
-            slot, phase = _next(slot, phase, F.STAGES)
-        acc = warpgroup_mma_wait(0, deps=(acc,))
-        mbarrier.arrive(empty.index(before))
-        if F.PARTS == 1 or unit < sizes[4]:
-            _finish(out_desc, out, staged, acc, m, n, sizes, F)
-        else:
-            sums, arrivals = workspace
-            index = (tile - sizes[4]) * F.CONSUMERS + C
-            rows = gl.arange(0, F.ROWS, layout=gl.SliceLayout(1, layout))
-            cols = gl.arange(0, F.BN, layout=gl.SliceLayout(0, layout))
-            at = sums + index.to(gl.int64) * F.PARTS * (F.ROWS * F.BN) + rows[:, None] * F.BN + cols[None, :]
-            gl.store(at + part * (F.ROWS * F.BN), acc)
-            barrier()  # the arrival below vouches for what every thread has written
-            if gl.atomic_add(arrivals + index, 1) == F.PARTS - 1:
-                total = gl.zeros((F.ROWS, F.BN), gl.float32, layout)
-                for _ in range(F.PARTS):
-                    total += gl.load(at, cache_modifier=".cg")
-                    at += F.ROWS * F.BN
-                _finish(out_desc, out, staged, total, m, n, sizes, F)
-    tma.store_wait(0)
-
-
-@gluon.jit
-def _gluon_kernel(
-    x_desc,
-    w_desc,
-    up_desc,
-    out_desc,
-    out,
-    sums,
-    arrivals,
-    sizes,
-    F,
-    CONSUMER_REGISTERS: gl.constexpr,
-    REGISTERS: gl.constexpr,
-):
-    x_shape: gl.constexpr = [F.STAGES * F.CONSUMERS] + x_desc.block_type.shape  # noqa: RUF005 (not in a kernel)
-    out_shape: gl.constexpr = [F.CONSUMERS] + out_desc.block_type.shape  # noqa: RUF005
-    x_ring = gl.allocate_shared_memory(x_desc.dtype, x_shape, x_desc.layout)
-    w_ring = gl.allocate_shared_memory(w_desc.dtype, [F.STAGES, F.BN, F.BK], w_desc.layout)
-    staged = gl.allocate_shared_memory(out_desc.dtype, out_shape, out_desc.layout)
-    full = gl.allocate_shared_memory(gl.int64, [F.STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [F.STAGES, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(F.STAGES):
-        mbarrier.init(full.index(slot), count=1)
-        mbarrier.init(empty.index(slot), count=F.CONSUMERS)
-    descs = (x_desc, w_desc, up_desc, out_desc)
-    buffers = (x_ring, w_ring, staged, full, empty)
-    workspace = (sums, arrivals)
-    if F.CONSUMERS == 1:
-        gl.warp_specialize(
-            [
-                (_consume, (descs, out, workspace, buffers, sizes, F, 0)),
-                (_produce, (descs, buffers, sizes, F)),
-            ],
-            [1],
-            [REGISTERS],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (_consume, (descs, out, workspace, buffers, sizes, F, 0)),
-                (_consume, (descs, out, workspace, buffers, sizes, F, 1)),
-                (_produce, (descs, buffers, sizes, F)),
-            ],
-            [4, 1],
-            [CONSUMER_REGISTERS, REGISTERS],
-        )
-
-
 # Host: what is to be computed, and how --------------------------------------------------------------------------------
 
 
@@ -690,14 +463,14 @@ class _Launcher:
             self._compiled[device.index] = compiled[self._grid]
 
 
-def _describer(kind, shape, strides, *block):
+def _describer(shape, strides, block):
     """A function that makes descriptors of tensors that are laid out alike; only the first one is checked."""
     fields = {}
 
     def describe(tensor):
         if not fields:
-            fields.update(vars(kind(tensor, shape, strides, *block)), base=None)
-        described = kind.__new__(kind)
+            fields.update(vars(TensorDescriptor(tensor, shape, strides, block)), base=None)
+        described = TensorDescriptor.__new__(TensorDescriptor)
         vars(described).update(fields, base=tensor)
         return described
 
@@ -710,9 +483,6 @@ def _launch(product, target, allow_tf32):
     operands = _tma_operands(product) if target.has_tma and wanted != "plain" else None
     if operands is None or (wanted == "auto" and product.m * product.n * product.k < 1 << 23):
         return _plain_launch(product, target, allow_tf32)
-    k_major = not any(transposed for transposed, _, _ in operands[1:3])
-    if wanted != "tma" and target.has_wgmma and k_major and not INTERPRETED.value:
-        return _gluon_launch(product, operands, target)
     return _tma_launch(product, operands, target)
 
 
@@ -787,7 +557,7 @@ def _tma_tile(product, block_k, target):
 
 
 def _ring(product, operands, target):
-    """(tile M, tile N, block of K, stages, tiles, whole tiles, parts of each other tile) for the two TMA kernels."""
+    """(tile M, tile N, block of K, stages, tiles, whole tiles, parts of each other tile) for the TMA kernel."""
     block_k = CONFIG["BLOCK_K"] or 64
     tile_m, tile_n = _tile(product) or _tma_tile(product, block_k, target)
     stages = CONFIG["STAGES"]
@@ -826,57 +596,16 @@ def _tma_launch(product, operands, target):
     run = _Launcher(_tma_kernel, min(target.sms, units), arguments, constants, num_warps=warps, num_stages=stages)
     x_block = [block_k, tile_m] if x[0] else [tile_m, block_k]
     w_block, up_block = ([block_k, columns] if stored[0] else [columns, block_k] for stored in (w, up))
-    describe_x = _describer(TensorDescriptor, *x[1:], x_block)
-    describe_w = _describer(TensorDescriptor, *w[1:], w_block)
-    describe_up = _describer(TensorDescriptor, *up[1:], up_block)
+    describe_x = _describer(*x[1:], x_block)
+    describe_w = _describer(*w[1:], w_block)
+    describe_up = _describer(*up[1:], up_block)
     out_block = [tile_m, columns // pieces]
-    describe_out = _describer(TensorDescriptor, *stored_out[1:], out_block) if stored_out else lambda out: out
+    describe_out = _describer(*stored_out[1:], out_block) if stored_out else lambda out: out
 
     def launch(x, w, up, out, sums, arrivals):
         run(out.device, describe_x(x), describe_w(w), describe_up(up), describe_out(out), out, sums, arrivals)
 
     return _Launch(launch, tiles - whole, parts, tile_m * tile_n)
-
-
-REGISTERS = 40
-"""For each thread that loads; those that multiply share the rest."""
-
-
-def _gluon_launch(product, operands, target):
-    tile_m, tile_n, block_k, stages, tiles, whole, parts = _ring(product, operands, target)
-    x, w, up, stored_out = operands
-    pieces = CONFIG["EPILOGUE"]
-    consumers = 1 if tile_m == 64 else 2
-    rows = tile_m // consumers
-    columns = tile_n // 2 if product.gated else tile_n
-    units = whole + (tiles - whole) * parts
-    sizes = (product.m, product.n, product.k, product.out_stride, whole, units)
-    shape = (consumers, rows, tile_m, tile_n, columns, block_k, stages, parts, CONFIG["GROUP"], pieces)
-    form = _Form(*map(gl.constexpr, (product.activation, x[0], *shape, stored_out is not None)))
-    threads = 128 * (consumers + 1)
-    registers = 65536 // threads // 8 * 8
-    constants = {
-        "CONSUMER_REGISTERS": min(232, (registers * (consumers + 1) - REGISTERS) // consumers // 8 * 8),
-        "REGISTERS": REGISTERS,
-    }
-    options = {"num_warps": 4, "maxnreg": min(registers, 248)}
-    run = _Launcher(_gluon_kernel, min(target.sms, units), (sizes, form), constants, **options)
-    dtype = gl.float16 if product.dtype == torch.float16 else gl.bfloat16
-
-    def describer(stored, block):
-        return _describer(GluonDescriptor, *stored[1:], block, gl.NVMMASharedLayout.get_default_for(block, dtype))
-
-    describe_x = describer(x, [block_k, rows] if x[0] else [rows, block_k])
-    describe_w, describe_up = (describer(stored, [columns, block_k]) for stored in (w, up))
-    if stored_out:
-        describe_out = describer(stored_out, [rows, columns // pieces])
-    else:  # nothing passes through its buffer then
-        describe_out = describer((False, [8, 8], [8, 1]), [8, 8])
-
-    def launch(x, w, up, out, sums, arrivals):
-        run(out.device, describe_x(x), describe_w(w), describe_up(up), describe_out(out), out, sums, arrivals)
-
-    return _Launch(launch, (tiles - whole) * consumers, parts, rows * tile_n)
 
 
 def _plain_launch(product, target, allow_tf32):

@@ -3,12 +3,9 @@
 fp16, bf16 and fp32 with any strides; sums in fp32, rounded once to the output. fp32 inputs are multiplied in true fp32
 or something as accurate, unless torch.backends.cuda.matmul.allow_tf32 is set. The output is contiguous.
 
-Three kernels:
-- "gluon" (compute capability 9.0, 16-bit matrices on 16-byte boundaries): as many programs as there are
-  multiprocessors, each walking over output tiles. One warp does nothing but fill a ring of tiles in shared memory with
-  the copy engine; one or two groups of four warps multiply, each its own rows of the tile, and drift apart by up to the
-  length of the ring, so that one multiplies while the other writes its part of the output.
-- "tma" (9.0 and later, also batches): the same walk, with loads and products in the same warps.
+Two kernels:
+- "tma" (compute capability 9.0 and later, 16-bit matrices on 16-byte boundaries): as many programs as there are
+  multiprocessors, each walking over output tiles, which the copy engine loads several blocks of K ahead.
 - "plain" (every GPU, every stride): one program per output tile, masked loads through pointers.
 Both operands may be stored along either dimension, because the matrix unit reads shared memory either way.
 
@@ -19,21 +16,10 @@ order of K, so that results repeat bit for bit whoever comes last.
 """
 
 import functools
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from autokernel.target import on_device, target_of
@@ -41,7 +27,7 @@ from autokernel.target import on_device, target_of
 KERNEL_TYPE = "matmul"
 BACKEND = "triton"
 TUNABLES = {
-    "VARIANT": ["auto", "plain", "tma", "gluon"],  # the last two where GPU and operands allow, else the one before
+    "VARIANT": ["auto", "plain", "tma"],  # tma where GPU and operands allow, else plain
     "TILE": ["auto", "64x64", "64x128", "64x256", "128x64", "128x128", "128x256", "256x128"],  # M x N; auto: by shape
     "BLOCK_K": [0, 16, 32, 64, 128],  # 0: by dtype
     "WARPS": [0, 4, 8],  # 0: by tile
@@ -304,193 +290,6 @@ def _tma_kernel(
             _store_halves(out_desc, out, acc, batch, m, n, M, N, BM, BN, PIECES, STORE_TMA)
 
 
-# gluon ----------------------------------------------------------------------------------------------------------------
-
-# Renamed after Triton 3.6.
-tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
-barrier = getattr(gl, "barrier", None) or gl.thread_barrier
-
-
-class _Form(NamedTuple):
-    """What a compiled form of the gluon kernel is made for."""
-
-    A_T: gl.constexpr  # a is stored as [K, M]
-    B_T: gl.constexpr  # b is stored as [N, K]
-    CONSUMERS: gl.constexpr  # groups of four warps that multiply
-    ROWS: gl.constexpr  # of the output tile, for each of them
-    BM: gl.constexpr
-    BN: gl.constexpr
-    BK: gl.constexpr
-    STAGES: gl.constexpr
-    PARTS: gl.constexpr
-    GROUP: gl.constexpr
-    PIECES: gl.constexpr
-    STORE_TMA: gl.constexpr
-
-
-@gluon.jit
-def _work(unit, sizes, F):
-    """(tile, part, first row, first column, first and last step of K) of a unit of work: a tile or a part of one."""
-    M, N, K, whole, _units = sizes
-    tiles_m, tiles_n = gl.cdiv(M, F.BM), gl.cdiv(N, F.BN)
-    steps = gl.cdiv(K, F.BK)
-    tile, part, begin, end = unit, 0, 0, steps
-    if F.PARTS > 1:
-        split = unit >= whole
-        tile = gl.where(split, whole + (unit - whole) // F.PARTS, unit)
-        part = gl.where(split, (unit - whole) % F.PARTS, 0)
-        begin = gl.where(split, steps * part // F.PARTS, 0)
-        end = gl.where(split, steps * (part + 1) // F.PARTS, steps)
-    per_group = F.GROUP * tiles_n
-    first = tile // per_group * F.GROUP
-    rows = gl.minimum(tiles_m - first, F.GROUP)
-    within = tile % per_group
-    return tile, part, (first + within % rows) * F.BM, within // rows * F.BN, begin, end
-
-
-@gluon.jit
-def _next(slot, phase, STAGES: gl.constexpr):
-    """The ring's next slot; the phase of its barriers turns with every round."""
-    last = slot == STAGES - 1
-    return gl.where(last, 0, slot + 1), gl.where(last, phase ^ 1, phase)
-
-
-@gluon.jit
-def _produce(descs, buffers, sizes, F):
-    """Fill the ring: wait until a slot is empty, then let the copy engine load it and report to its `full` barrier."""
-    a_desc, b_desc, _out_desc = descs
-    a_ring, b_ring, _staged, full, empty = buffers
-    slot, phase = 0, 1
-    for unit in range(gl.program_id(0), sizes[4], gl.num_programs(0)):
-        _tile, _part, m, n, begin, end = _work(unit, sizes, F)
-        for step in range(begin, end):
-            k = step * F.BK
-            mbarrier.wait(empty.index(slot), phase)
-            ready = full.index(slot)
-            mbarrier.expect(ready, (F.BM + F.BN) * F.BK * 2)
-            for c in gl.static_range(F.CONSUMERS):
-                rows = a_ring.index(slot * F.CONSUMERS + c)
-                if F.A_T:
-                    tma_load(a_desc, [k, m + c * F.ROWS], ready, rows)
-                else:
-                    tma_load(a_desc, [m + c * F.ROWS, k], ready, rows)
-            if F.B_T:
-                tma_load(b_desc, [n, k], ready, b_ring.index(slot))
-            else:
-                tma_load(b_desc, [k, n], ready, b_ring.index(slot))
-            slot, phase = _next(slot, phase, F.STAGES)
-
-
-@gluon.jit
-def _write(desc, out, staged, values, m, n, sizes, PIECES: gl.constexpr, STORE_TMA: gl.constexpr):
-    """Write `values` to row `m`, column `n` of the output in PIECES pieces of columns."""
-    ROWS: gl.constexpr = values.shape[0]
-    COLS: gl.constexpr = values.shape[1]
-    if not STORE_TMA:
-        layout: gl.constexpr = values.type.layout
-        rows = m + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
-        cols = n + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
-        inside = (rows < sizes[0])[:, None] & (cols < sizes[1])[None, :]
-        at = out + rows.to(gl.int64)[:, None] * sizes[1] + cols[None, :]
-        gl.store(at, values.to(out.dtype.element_ty), mask=inside)
-    elif PIECES == 1:
-        tma.store_wait(0)  # the piece before has left the buffer
-        staged.store(values.to(desc.dtype))
-        fence_async_shared()
-        tma_store(desc, [m, n], staged)
-    else:
-        half: gl.constexpr = COLS // 2
-        left, right = values.reshape(ROWS, 2, half).permute(0, 2, 1).split()
-        _write(desc, out, staged, left, m, n, sizes, PIECES // 2, STORE_TMA)
-        _write(desc, out, staged, right, m, n + half, sizes, PIECES // 2, STORE_TMA)
-
-
-@gluon.jit
-def _consume(descs, out, workspace, buffers, sizes, F, C: gl.constexpr):
-    """Multiply rows C * ROWS and on of every tile by what the ring holds, and write them."""
-    a_ring, b_ring, out_buffers, full, empty = buffers
-    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, F.BN, 16])
-    out_desc, staged = descs[2], out_buffers.index(C)
-    slot, phase = 0, 0
-    for unit in range(gl.program_id(0), sizes[4], gl.num_programs(0)):
-        tile, part, m, n, begin, end = _work(unit, sizes, F)
-        m += C * F.ROWS
-        acc = gl.zeros((F.ROWS, F.BN), gl.float32, layout)
-        before = slot
-        for step in range(begin, end):
-            mbarrier.wait(full.index(slot), phase)
-            x = a_ring.index(slot * F.CONSUMERS + C)
-            y = b_ring.index(slot)
-            if F.A_T:
-                x = x.permute((1, 0))
-            if F.B_T:
-                y = y.permute((1, 0))
-            acc = warpgroup_mma(x, y, acc, is_async=True)
-            acc = warpgroup_mma_wait(1, deps=(acc,))  # the step before is done, this one goes on
-            mbarrier.arrive(empty.index(before), pred=step > begin)
-            before = slot
-            slot, phase = _next(slot, phase, F.STAGES)
-        acc = warpgroup_mma_wait(0, deps=(acc,))
-        mbarrier.arrive(empty.index(before))
-        if F.PARTS == 1 or unit < sizes[3]:
-            _write(out_desc, out, staged, acc, m, n, sizes, F.PIECES, F.STORE_TMA)
-        else:
-            sums, arrivals = workspace
-            index = (tile - sizes[3]) * F.CONSUMERS + C
-            rows = gl.arange(0, F.ROWS, layout=gl.SliceLayout(1, layout))
-            cols = gl.arange(0, F.BN, layout=gl.SliceLayout(0, layout))
-            at = sums + index.to(gl.int64) * F.PARTS * (F.ROWS * F.BN) + rows[:, None] * F.BN + cols[None, :]
-            gl.store(at + part * (F.ROWS * F.BN), acc)
-            barrier()  # the arrival below vouches for what every thread has written
-            if gl.atomic_add(arrivals + index, 1) == F.PARTS - 1:
-                total = gl.zeros((F.ROWS, F.BN), gl.float32, layout)
-                for _ in range(F.PARTS):
-                    total += gl.load(at, cache_modifier=".cg")
-                    at += F.ROWS * F.BN
-                _write(out_desc, out, staged, total, m, n, sizes, F.PIECES, F.STORE_TMA)
-    tma.store_wait(0)
-
-
-@gluon.jit
-def _gluon_kernel(
-    a_desc, b_desc, out_desc, out, sums, arrivals, sizes, F, CONSUMER_REGISTERS: gl.constexpr, REGISTERS: gl.constexpr
-):
-    a_shape: gl.constexpr = [F.STAGES * F.CONSUMERS] + a_desc.block_type.shape  # noqa: RUF005 (not in a kernel)
-    b_shape: gl.constexpr = [F.STAGES] + b_desc.block_type.shape  # noqa: RUF005
-    out_shape: gl.constexpr = [F.CONSUMERS] + out_desc.block_type.shape  # noqa: RUF005
-    a_ring = gl.allocate_shared_memory(a_desc.dtype, a_shape, a_desc.layout)
-    b_ring = gl.allocate_shared_memory(b_desc.dtype, b_shape, b_desc.layout)
-    staged = gl.allocate_shared_memory(out_desc.dtype, out_shape, out_desc.layout)
-    full = gl.allocate_shared_memory(gl.int64, [F.STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [F.STAGES, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(F.STAGES):
-        mbarrier.init(full.index(slot), count=1)
-        mbarrier.init(empty.index(slot), count=F.CONSUMERS)
-    descs = (a_desc, b_desc, out_desc)
-    buffers = (a_ring, b_ring, staged, full, empty)
-    workspace = (sums, arrivals)
-    if F.CONSUMERS == 1:
-        gl.warp_specialize(
-            [
-                (_consume, (descs, out, workspace, buffers, sizes, F, 0)),
-                (_produce, (descs, buffers, sizes, F)),
-            ],
-            [1],
-            [REGISTERS],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (_consume, (descs, out, workspace, buffers, sizes, F, 0)),
-                (_consume, (descs, out, workspace, buffers, sizes, F, 1)),
-                (_produce, (descs, buffers, sizes, F)),
-            ],
-            [4, 1],
-            [CONSUMER_REGISTERS, REGISTERS],
-        )
-
-
 # Host: what is to be computed, and how -------------------------------------------------------------------------------
 
 
@@ -548,14 +347,14 @@ class _Launcher:
             self._compiled[device.index] = compiled[self._grid]
 
 
-def _describer(kind, shape, strides, *block):
+def _describer(shape, strides, block):
     """A function that makes descriptors of tensors that are laid out alike; only the first one is checked."""
     fields = {}
 
     def describe(tensor):
         if not fields:
-            fields.update(vars(kind(tensor, shape, strides, *block)), base=None)
-        described = kind.__new__(kind)
+            fields.update(vars(TensorDescriptor(tensor, shape, strides, block)), base=None)
+        described = TensorDescriptor.__new__(TensorDescriptor)
         vars(described).update(fields, base=tensor)
         return described
 
@@ -597,10 +396,9 @@ def _plan(dtype, b_dtype, a_shape, a_stride, a_offset, b_shape, b_stride, b_offs
     problem = _Problem(m, n, k, sizes, (sam, a_stride[-1], *a_steps), (*b_stride[-2:], *b_steps), dtype)
     aligned = a_offset == b_offset == 0
     operands = _tma_operands(problem) if target.has_tma and aligned and dtype != torch.float32 else None
-    variant = _variant(problem, operands, target)
-    if variant == "plain":
+    if not _uses_tma(problem, operands):
         return _Plan(shape, _plain_launch(problem, target, allow_tf32))
-    return _Plan(shape, (_gluon_launch if variant == "gluon" else _tma_launch)(problem, operands, target))
+    return _Plan(shape, _tma_launch(problem, operands, target))
 
 
 def _as_matrices(a_shape, a_stride, b_shape, b_stride):
@@ -643,15 +441,12 @@ def _merged(dims):
     return merged
 
 
-def _variant(problem, operands, target):
-    """The kernel to use: what CONFIG says, where it can do it; "auto": where descriptors are worth their cost."""
+def _uses_tma(problem, operands):
+    """Whether the copy engine loads: where it can, unless CONFIG says otherwise or descriptors cost more than they save."""
     wanted = CONFIG["VARIANT"]
     if wanted == "plain" or operands is None:
-        return "plain"
-    if wanted == "auto" and problem.m * problem.n * problem.k < 1 << 24:
-        return "plain"
-    can_gluon = target.has_wgmma and problem.batches == 1 and not INTERPRETED.value
-    return "gluon" if can_gluon and wanted != "tma" else "tma"
+        return False
+    return wanted == "tma" or problem.m * problem.n * problem.k >= 1 << 24
 
 
 def _tma_operands(problem):
@@ -729,7 +524,7 @@ def _tma_tile(problem, block_k, target):
 
 
 def _ring(problem, operands, target):
-    """(tile M, tile N, block of K, stages, tiles, whole tiles, parts of each other tile) for the two TMA kernels."""
+    """(tile M, tile N, block of K, stages, tiles, whole tiles, parts of each other tile) for the TMA kernel."""
     block_k = CONFIG["BLOCK_K"] or 64
     tile_m, tile_n = _tile() or _tma_tile(problem, block_k, target)
     stages = CONFIG["STAGES"]
@@ -770,56 +565,12 @@ def _tma_launch(problem, operands, target):
     warps = CONFIG["WARPS"] or (8 if tile_m * tile_n >= 128 * 128 else 4)
     arguments = (problem.m, problem.n, problem.k, batches, whole, a_step, b_step)
     run = _Launcher(_tma_kernel, programs, arguments, constants, num_warps=warps, num_stages=stages)
-    describe_a = _describer(TensorDescriptor, a_shape, a_strides, a_block)
-    describe_b = _describer(TensorDescriptor, b_shape, b_strides, b_block)
-    describe_out = _describer(TensorDescriptor, *stored_out[1:], out_block) if stored_out else lambda out: out
+    describe_a = _describer(a_shape, a_strides, a_block)
+    describe_b = _describer(b_shape, b_strides, b_block)
+    describe_out = _describer(*stored_out[1:], out_block) if stored_out else lambda out: out
 
     def launch(a, b, out):
         sums, arrivals = _workspace(out, (tiles - whole) if parts > 1 else 0, parts, tile_m * tile_n)
-        run(out.device, describe_a(a), describe_b(b), describe_out(out), out, sums, arrivals)
-
-    return launch
-
-
-REGISTERS = 40
-"""For each thread that loads; those that multiply share the rest."""
-
-
-def _gluon_launch(problem, operands, target):
-    tile_m, tile_n, block_k, stages, tiles, whole, parts = _ring(problem, operands, target)
-    (a_t, a_shape, a_strides), (b_t, b_shape, b_strides), stored_out = operands
-    pieces = CONFIG["EPILOGUE"]
-    consumers = 1 if tile_m == 64 else 2
-    rows = tile_m // consumers
-    units = whole + (tiles - whole) * parts
-    values = (a_t, b_t, consumers, rows, tile_m, tile_n, block_k, stages, parts, CONFIG["GROUP"], pieces)
-    form = _Form(*map(gl.constexpr, (*values, stored_out is not None)))
-    a_block = [block_k, rows] if a_t else [rows, block_k]
-    b_block = [tile_n, block_k] if b_t else [block_k, tile_n]
-    out_block = [rows, tile_n // pieces]
-    dtype = gl.float16 if problem.dtype == torch.float16 else gl.bfloat16
-    a_layout, b_layout, out_layout = (
-        gl.NVMMASharedLayout.get_default_for(block, dtype) for block in (a_block, b_block, out_block)
-    )
-    if stored_out is None:  # nothing passes through its buffer then
-        out_block = [8, 8]
-        out_layout = gl.NVMMASharedLayout.get_default_for(out_block, dtype)
-    sizes = (problem.m, problem.n, problem.k, whole, units)
-    out_shape, out_strides = stored_out[1:] if stored_out else ([8, 8], [8, 1])
-    threads = 128 * (consumers + 1)
-    registers = 65536 // threads // 8 * 8
-    constants = {
-        "CONSUMER_REGISTERS": min(232, (registers * (consumers + 1) - REGISTERS) // consumers // 8 * 8),
-        "REGISTERS": REGISTERS,
-    }
-    options = {"num_warps": 4, "maxnreg": min(registers, 248)}
-    run = _Launcher(_gluon_kernel, min(target.sms, units), (sizes, form), constants, **options)
-    describe_a = _describer(GluonDescriptor, a_shape, a_strides, a_block, a_layout)
-    describe_b = _describer(GluonDescriptor, b_shape, b_strides, b_block, b_layout)
-    describe_out = _describer(GluonDescriptor, out_shape, out_strides, out_block, out_layout)
-
-    def launch(a, b, out):
-        sums, arrivals = _workspace(out, (tiles - whole) * consumers if parts > 1 else 0, parts, rows * tile_n)
         run(out.device, describe_a(a), describe_b(b), describe_out(out), out, sums, arrivals)
 
     return launch
