@@ -121,9 +121,11 @@ class Bench:
         runners, errors, notes = self._runnable(case, inputs, compiled)
         samples: dict[str, list[float]] = {name: [] for name in runners}
         calls = {name: self._calls(run) for name, run in runners.items()}
-        for _ in range(rounds):
+        for done in range(rounds):
             for name in random.sample(list(runners), len(runners)):
-                block = self.clock.block(runners[name], [()] * calls[name], warm=1, keep=0)
+                if done and calls[name] == 0:
+                    continue
+                block = self.clock.block(runners[name], [()] * (calls[name] or 1), warm=1, keep=0)
                 samples[name].append(statistics.median(block.calls_us))
         compute = case.op in COMPUTE_BOUND
         work = spec.flops(case) / 1e6 if compute else bytes_moved(case) / 1e3
@@ -189,8 +191,9 @@ class Bench:
         return good, errors, notes
 
     def _calls(self, run: Contestant) -> int:
+        """Calls of a block; 0 for one so slow that a single call will do."""
         block = self.clock.block(run, [()] * 3, warm=2, keep=0)
-        return max(3, min(MOST_CALLS, round(BLOCK_US / statistics.median(block.calls_us))))
+        return min(MOST_CALLS, round(BLOCK_US / statistics.median(block.calls_us)))
 
 
 def write_csv(path: Path, rows: Iterable[Row]) -> None:
@@ -285,6 +288,8 @@ def main() -> None:
     parser.add_argument("--dtypes", default="fp16,bf16")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (it tunes for minutes)")
+    parser.add_argument("--compile-ops", help="torch.compile only for these, separated by commas")
+    parser.add_argument("--compile-dtypes", default="fp16,bf16", help="torch.compile only in these")
     parser.add_argument("--table", type=Path, nargs="+", help="measure nothing; join these CSVs")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -313,7 +318,12 @@ def run(args: argparse.Namespace) -> list[Row]:
             continue
         for dtype in args.dtypes.split(","):
             start = time.perf_counter()
-            found = bench.measure(case.with_dtype(dtype), compiled=not args.no_compile, rounds=args.rounds)
+            compiled = (
+                not args.no_compile
+                and dtype in args.compile_dtypes.split(",")
+                and (args.compile_ops is None or case.op in args.compile_ops.split(","))
+            )
+            found = bench.measure(case.with_dtype(dtype), compiled=compiled, rounds=args.rounds)
             rows += found
             write_csv(args.out / "peers.csv", rows)
             line = " | ".join(

@@ -442,7 +442,7 @@ def _merged(dims):
 
 
 def _uses_tma(problem, operands):
-    """Whether the copy engine loads: where it can, unless CONFIG says otherwise or descriptors cost more than they save."""
+    """Whether the copy engine loads: where it can, unless CONFIG says otherwise or descriptors would cost too much."""
     wanted = CONFIG["VARIANT"]
     if wanted == "plain" or operands is None:
         return False
