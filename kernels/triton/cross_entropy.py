@@ -53,7 +53,7 @@ MODES = {"none": 0, "sum": 1, "mean": 2}
 LOGIT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 TARGET_DTYPES = (torch.int64, torch.int32)
 EARLY = {"launch_pdl": True}
-"""Launch before the kernel in front is through: it waits for that one itself."""
+"""Launch option: before the kernel in front is through, as the launched one waits for it."""
 
 
 @triton.jit
@@ -312,9 +312,9 @@ def _launch_long(logits, targets, out, ignore, mode, target):
     width = 16 // logits.element_size()
     aligned = not (logits.data_ptr() % 16 or row_stride % width or classes % width)
     unit = width if aligned else 1
-    warps, splits, steps_each = _long_plan(rows, classes, width, target)
+    warps, splits, steps_each = _long_plan(rows, classes, width, target.sms, target.warp_size)
     split = splits > 1
-    overlap = _overlaps(target) and (split or mode != MODES["none"])
+    overlap = _early(target) and (split or mode != MODES["none"])
     work = out
     if split or mode != MODES["none"]:
         work = torch.empty(2 * rows * splits, dtype=torch.float32, device=out.device)
@@ -330,16 +330,16 @@ def _launch_long(logits, targets, out, ignore, mode, target):
 
 
 @functools.cache
-def _long_plan(rows, classes, width, target):
+def _long_plan(rows, classes, width, sms, warp_size):
     """(warps, programs per row, steps of each) for long rows.
 
     A row should be at least four steps, or the start and the end of a program are most of it. Programs of 8 warps fit
     four or more times on a multiprocessor; with fewer rows than twice that, some of it would idle in the end.
     """
-    step = target.warp_size * width * CONFIG["UNROLL"]  # of one warp
+    step = warp_size * width * CONFIG["UNROLL"]  # of one warp
     warps = CONFIG["WARPS"] or (8 if classes >= 4 * 8 * step else 4)
     steps = -(-classes // (warps * step))
-    programs = CONFIG["SPLITS"] or max(1, 8 * target.sms // rows)
+    programs = CONFIG["SPLITS"] or max(1, 8 * sms // rows)
     each = -(-steps // min(programs, steps))
     return warps, -(-steps // each), each
 
@@ -351,11 +351,11 @@ def _launch_short(logits, targets, out, ignore, mode, target, parts=None, splits
     split = parts is not None
     programs, block, blocks, cols, vec = _short_plan(
         rows, classes, row_stride, 16 // logits.element_size(), logits.data_ptr() % 16 == 0, splits if split else 0,
-        mode, target,
+        mode, target.sms,
     )  # fmt: skip
     alone = programs == 1
     more = mode != MODES["none"] and not alone
-    overlap = _overlaps(target)
+    overlap = _early(target)
     work = torch.empty(2 * programs, dtype=torch.float32, device=out.device) if more else out
     _short_rows[(programs,)](
         logits, targets, parts if split else work, work, rows, classes // vec, row_stride // vec, targets.stride(0),
@@ -369,21 +369,21 @@ def _launch_short(logits, targets, out, ignore, mode, target, parts=None, splits
 
 
 @functools.cache
-def _short_plan(rows, classes, row_stride, width, aligned, splits, mode, target):
+def _short_plan(rows, classes, row_stride, width, aligned, splits, mode, sms):
     """(programs, rows of a block, blocks, columns, elements known to be aligned) for short rows.
 
     Few rows are spread over all multiprocessors. For a mean or sum a program takes many blocks, as each leaves a number
     to be added in the end; the parts of long rows are so few that one program adds them at once.
     """
     cols = triton.next_power_of_2(max(splits or classes, 1))
-    spread = triton.next_power_of_2(-(-max(rows, 1) // target.sms))
+    spread = triton.next_power_of_2(-(-max(rows, 1) // sms))
     block = max(1, min(CONFIG["TILE"] // cols, spread))
     if splits and mode != MODES["none"]:
         block = max(1, min(CONFIG["TILE"] // cols, triton.next_power_of_2(rows)))
     blocks = -(-rows // block)
     programs = blocks
     if mode != MODES["none"]:
-        programs = max(1, min(blocks, 16 * target.sms)) if not splits or blocks > 16 else 1
+        programs = max(1, min(blocks, 16 * sms)) if not splits or blocks > 16 else 1
     vec = math.gcd(width, row_stride, classes) if aligned else 1
     return programs, block, blocks, cols, vec
 
@@ -396,6 +396,7 @@ def _launch_finish(work, out, entries, mode, overlap):
     )  # fmt: skip
 
 
-def _overlaps(target):
+def _early(target):
     """Whether a kernel can be launched early and wait for the one in front of it."""
-    return CONFIG["OVERLAP"] and target.vendor == "cuda" and target.arch >= 90 and not triton.knobs.runtime.interpret
+    able = target.vendor == "cuda" and target.arch >= 90 and not triton.knobs.runtime.interpret
+    return able and CONFIG["OVERLAP"] == 1

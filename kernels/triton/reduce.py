@@ -56,7 +56,7 @@ SHIFTED = 1024
 """Rows of this many elements or more are read in 16 bytes at a time wherever they start; shorter ones as they lie."""
 
 EARLY = {"launch_pdl": True}
-"""Launch before the kernel in front is through: it waits for that one itself."""
+"""Launch option: before the kernel in front is through, as the launched one waits for it."""
 
 
 @triton.jit
@@ -221,13 +221,23 @@ class Extent(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How one launch is laid out; the names are those of the kernel."""
+    """One launch: the arguments between the tensors and the divisor, and the constants, by the kernel's names."""
 
     programs: int
     splits: int
     arguments: tuple
     constants: dict
     warps: int
+
+
+class Route(NamedTuple):
+    """How a call is served: the order in which x is copied first (None: not at all), and one or two launches."""
+
+    order: tuple | None
+    out_shape: list
+    count: int
+    first: Plan | None
+    second: Plan | None
 
 
 def kernel_fn(x, dim=-1, op="sum"):
@@ -240,39 +250,79 @@ def kernel_fn(x, dim=-1, op="sum"):
         raise TypeError(f"reduce takes fp16, bf16 or fp32, not {x.dtype}")
     if op not in OPS:
         raise ValueError(f"op is {op!r}, expected one of {', '.join(OPS)}")
-    shape = tuple(x.shape)
-    dims = _dims(x.dim(), tuple(dim) if isinstance(dim, list) else dim)
-    kept = tuple(d for d in range(x.dim()) if d not in dims)
-    layout = _layout(shape, x.stride(), kept, dims)
-    if layout is None:
-        x = x.permute(*kept, *dims).contiguous()
-        rank = len(kept)
-        layout = _layout(tuple(x.shape), x.stride(), tuple(range(rank)), tuple(range(rank, x.dim())))
-    count = math.prod(shape[d] for d in dims)
-    if op == "max" and count == 0:
-        raise IndexError(f"the maximum over {dim} of shape {list(shape)} has no elements")
-    out = torch.empty([shape[d] for d in kept], dtype=x.dtype, device=x.device)
-    if out.numel():
-        with on_device(x):
-            _launch(x, out, layout, op == "max", float(count) if op == "mean" else None)
+    dim = tuple(dim) if isinstance(dim, list) else dim
+    target = target_of(x)
+    route = _route(x.shape, x.stride(), dim, x.element_size(), x.data_ptr() % 16 == 0, target.sms)
+    if op == "max" and route.count == 0:
+        raise IndexError(f"the maximum over {dim} of shape {list(x.shape)} has no elements")
+    out = torch.empty(route.out_shape, dtype=x.dtype, device=x.device)
+    if route.first is None:
+        return out
+    if route.order is not None:
+        x = x.permute(route.order).contiguous()
+    divisor = route.count if op == "mean" else None
+    with on_device(x):
+        if route.second is None:
+            _launch(x, out, route.first, op == "max", divisor)
+        else:
+            parts = torch.empty((route.first.splits, out.numel()), dtype=torch.float32, device=x.device)
+            early = _early(target)
+            _launch(x, parts, route.first, op == "max", None, leads=early)
+            _launch(parts, out, route.second, op == "max", divisor, follows=early)
     return out
 
 
+def _launch(x, out, plan, largest, divisor, leads=False, follows=False):
+    """`divisor` is that of a mean; `leads` and `follows` tell the first of two overlapping launches and the second."""
+    _reduce[(plan.programs,)](
+        x, out, *plan.arguments, float(divisor or 0),
+        MAX=largest, DIVIDE=divisor is not None, **plan.constants, STAGES=CONFIG["STAGES"], EVICT=CONFIG["EVICT"],
+        WAIT=follows, OVERLAP=leads, num_warps=plan.warps, **(EARLY if follows else {}),
+    )  # fmt: skip
+
+
+def _early(target):
+    """Whether a kernel can be launched early and wait for the one in front of it."""
+    able = target.vendor == "cuda" and target.arch >= 90 and not triton.knobs.runtime.interpret
+    return able and CONFIG["OVERLAP"] == 1
+
+
 @functools.cache
+def _route(shape, strides, dim, itemsize, aligned, sms):
+    """The route of one call; `aligned`: x begins on a 16-byte boundary."""
+    rank = len(shape)
+    dims = _dims(rank, dim)
+    kept = [d for d in range(rank) if d not in dims]
+    out_shape = [shape[d] for d in kept]
+    results = math.prod(out_shape)
+    count = math.prod(shape[d] for d in dims)
+    if not results:
+        return Route(None, out_shape, count, None, None)
+    order = None
+    layout = _layout(shape, strides, kept, dims)
+    if layout is None:
+        order, aligned = (*kept, *dims), True
+        layout = _layout((results, count), (count, 1), [0], [1])
+    first, second = _plan(layout, results, itemsize, aligned, sms), None
+    if first.splits > 1:
+        parts = _layout((first.splits, results), (results, 1), [1], [0])
+        second = _plan(parts, results, 4, True, sms, split=False)
+    return Route(order, out_shape, count, first, second)
+
+
 def _dims(rank, dim):
     """The dimensions to reduce, ascending and not negative."""
     if dim is None or dim == ():
-        return tuple(range(rank))
-    dims = (dim,) if isinstance(dim, int) else dim
+        return list(range(rank))
+    dims = [dim] if isinstance(dim, int) else list(dim)
     if any(not -max(rank, 1) <= d < max(rank, 1) for d in dims):
         raise IndexError(f"reduce over {dim} of a tensor of rank {rank}")
-    dims = tuple(sorted(d % rank for d in dims)) if rank else ()
+    dims = sorted(d % rank for d in dims) if rank else []
     if len(set(dims)) < len(dims):
         raise ValueError(f"{dim} names a dimension twice")
     return dims
 
 
-@functools.cache
 def _layout(shape, strides, kept, dims):
     """(kept, outer0, outer1, reduced0, reduced1) as Extents, or None when x must be copied first.
 
@@ -308,32 +358,8 @@ def _merged(extents):
     return merged
 
 
-def _launch(x, out, layout, largest, divisor, last=False):
-    """Reduce x into out; `divisor` is that of a mean, `last` the launch that combines partial results."""
-    target = target_of(x)
-    plan = _plan(layout, x.element_size(), x.data_ptr() % 16 == 0, target, last)
-    split = plan.splits > 1
-    overlap = (split or last) and _overlaps(target)
-    to = torch.empty((plan.splits, out.numel()), dtype=torch.float32, device=out.device) if split else out
-    _reduce[(plan.programs,)](
-        x, to, *plan.arguments, out.numel(), divisor or 0.0,
-        MAX=largest, DIVIDE=divisor is not None and not split, **plan.constants,
-        EVICT=CONFIG["EVICT"], WAIT=overlap and last, OVERLAP=overlap and split, num_warps=plan.warps,
-        **(EARLY if overlap and last else {}),
-    )  # fmt: skip
-    if split:
-        parts = _layout(tuple(to.shape), to.stride(), (1,), (0,))
-        _launch(to, out, parts, largest, divisor, last=True)
-
-
-def _overlaps(target):
-    """Whether a kernel can be launched early and wait for the one in front of it."""
-    return CONFIG["OVERLAP"] and target.vendor == "cuda" and target.arch >= 90 and not triton.knobs.runtime.interpret
-
-
-@functools.cache
-def _plan(layout, itemsize, aligned, target, last):
-    """The launch for one layout; `aligned`: x begins on a 16-byte boundary."""
+def _plan(layout, results, itemsize, aligned, sms, split=True):
+    """The launch for one layout; with `split` a reduction may be shared by several programs."""
     kept, outer0, outer1, reduced0, reduced1 = layout
     along = "reduced" if reduced1.stride == 1 else "kept" if kept.stride == 1 else "neither"
     two = reduced0.size > 1
@@ -348,20 +374,20 @@ def _plan(layout, itemsize, aligned, target, last):
     shift = along == "reduced" and not two and reduced1.size >= SHIFTED and reduced_unit < 16 // itemsize
     if shift:
         vec = kept_unit = reduced_unit = 1
-    k, r0, r1 = _tile_sizes(kept.size, outer, reduced0.size, reduced1.size, along, shift, target.sms)
+    k, r0, r1 = _tile_sizes(kept.size, outer, reduced0.size, reduced1.size, along, shift, sms)
     blocks = -(-kept.size // k)
     tiles = blocks * outer
     steps = -(-reduced0.size // r0) * -(-reduced1.size // r1)
     splits, each = 1, steps
-    if not last and steps > 1:
-        wanted = CONFIG["SPLITS"] or (1 if tiles >= 2 * target.sms else -(-4 * target.sms // tiles))
+    if split and steps > 1:  # few results: enough programs for four on each multiprocessor
+        wanted = CONFIG["SPLITS"] or (1 if tiles >= 2 * sms else -(-4 * sms // tiles))
         each = -(-steps // min(wanted, steps))
         splits = -(-steps // each)
     tiles *= splits
     arguments = (
         tiles, kept.size // kept_unit, blocks, outer0.size, outer1.size, reduced0.size, reduced1.size // reduced_unit,
         each, kept.stride // vec, outer0.stride // vec, outer1.stride // vec, reduced0.stride // vec,
-        reduced1.stride // vec, kept.out, outer0.out, outer1.out,
+        reduced1.stride // vec, kept.out, outer0.out, outer1.out, results,
     )  # fmt: skip
     constants = {
         "ALONG": along,
@@ -378,9 +404,8 @@ def _plan(layout, itemsize, aligned, target, last):
         "KEPT_EVEN": kept.size % k == 0,
         "REDUCED_EVEN": reduced0.size % r0 == 0 and reduced1.size % r1 == 0 and not shift,
         "RESIDENT": CONFIG["RESIDENT"] > 0,
-        "STAGES": CONFIG["STAGES"],
     }
-    resident = CONFIG["RESIDENT"] * target.sms
+    resident = CONFIG["RESIDENT"] * sms
     warps = min(CONFIG["WARPS"], max(1, k * r0 * r1 // 256))
     return Plan(min(tiles, resident) if resident else tiles, splits, arguments, constants, warps)
 

@@ -113,30 +113,53 @@ def kernel_fn(x, cos, sin, interleaved=False):
     out = torch.empty((batch, heads, seq, width), dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out
-    programs, together, heads_each, tokens, pairs = _plan(batch, heads, seq, half, target_of(x).sms)
-    xb, xh, xs, xd = x.stride()
-    vec = 1
-    if xd == 1 and x.data_ptr() % 16 == 0:
-        vec = math.gcd(16 // x.element_size(), width if interleaved else half, xb, xh, xs)
-    unit = max(vec // 2, 1) if interleaved else vec
-    (cos_s, cos_d), (sin_s, sin_d) = cos.stride(), sin.stride()
-    angle_vec = 1
-    if cos_d == sin_d == 1 and cos.data_ptr() % 16 == sin.data_ptr() % 16 == 0:
-        angle_vec = math.gcd(16 // cos.element_size(), half, cos_s, sin_s)
+    programs, sizes, constants = _plan(
+        x.shape, x.stride(), cos.stride(), sin.stride(), x.element_size(), cos.element_size(), x.data_ptr() % 16 == 0,
+        cos.data_ptr() % 16 == 0 and sin.data_ptr() % 16 == 0, bool(interleaved), target_of(x).sms,
+    )  # fmt: skip
     with on_device(x):
-        _rotary[(programs,)](
-            x, cos, sin, out, heads, seq, half // unit, heads_each, xb // vec, xh // vec, xs // vec, xd,
-            cos_s // angle_vec, cos_d, sin_s // angle_vec, sin_d,
-            UNIT=unit, VEC=vec, ANGLE_VEC=angle_vec, INTERLEAVED=interleaved, TOGETHER=together, TOKENS=tokens,
-            PAIRS=pairs, STAGES=CONFIG["STAGES"], READ=CONFIG["READ"], WRITE=CONFIG["WRITE"],
-            num_warps=CONFIG["WARPS"],
-        )  # fmt: skip
+        _rotary[(programs,)](x, cos, sin, out, *sizes, **constants)
     return out
 
 
 @functools.cache
-def _plan(batch, heads, seq, half, sms):
-    """(programs, heads per step, heads per program, tokens of a block, columns for half a head).
+def _plan(
+    shape, strides, cos_strides, sin_strides, itemsize, angle_itemsize, aligned, angles_aligned, interleaved, sms
+):
+    """(programs, the kernel's sizes and strides, its constants) of a call; aligned: from a 16-byte boundary on."""
+    batch, heads, seq, width = shape
+    half = width // 2
+    xb, xh, xs, xd = strides
+    (cos_s, cos_d), (sin_s, sin_d) = cos_strides, sin_strides
+    vec = math.gcd(16 // itemsize, width if interleaved else half, xb, xh, xs) if aligned and xd == 1 else 1
+    unit = max(vec // 2, 1) if interleaved else vec
+    angle_vec = 1
+    if angles_aligned and cos_d == sin_d == 1:
+        angle_vec = math.gcd(16 // angle_itemsize, half, cos_s, sin_s)
+    together, heads_each, tokens, pairs = _tile_sizes(batch, heads, seq, half, sms)
+    programs = batch * -(-heads // heads_each) * -(-seq // tokens)
+    sizes = (
+        heads, seq, half // unit, heads_each, xb // vec, xh // vec, xs // vec, xd,
+        cos_s // angle_vec, cos_d, sin_s // angle_vec, sin_d,
+    )  # fmt: skip
+    constants = {
+        "UNIT": unit,
+        "VEC": vec,
+        "ANGLE_VEC": angle_vec,
+        "INTERLEAVED": interleaved,
+        "TOGETHER": together,
+        "TOKENS": tokens,
+        "PAIRS": pairs,
+        "STAGES": CONFIG["STAGES"],
+        "READ": CONFIG["READ"],
+        "WRITE": CONFIG["WRITE"],
+        "num_warps": CONFIG["WARPS"],
+    }
+    return programs, sizes, constants
+
+
+def _tile_sizes(batch, heads, seq, half, sms):
+    """(heads per step, heads per program, tokens of a block, columns for half a head).
 
     Cosines and sines are read once per program, which for all heads together is the least traffic; but a
     multiprocessor should get eight programs or more, so that all of them end at about the same time.
@@ -147,10 +170,9 @@ def _plan(batch, heads, seq, half, sms):
     together = min(CONFIG["TOGETHER"], most, rows)
     tokens = min(rows // together, triton.next_power_of_2(seq))
     together = min(rows // tokens, most)
-    blocks = batch * -(-seq // tokens)
-    heads_each = max(CONFIG["HEADS"], together)
+    heads_each = max(CONFIG["HEADS"] or most, together)
     if not CONFIG["HEADS"]:
-        heads_each = most
+        blocks = batch * -(-seq // tokens)
         while heads_each > together and blocks * -(-heads // heads_each) < 8 * sms:
             heads_each //= 2
-    return blocks * -(-heads // heads_each), together, heads_each, tokens, pairs
+    return together, heads_each, tokens, pairs
