@@ -33,7 +33,7 @@ CONFIG = {
     "BLOCK": 4096,
     "TOGETHER": 2,
     "HEADS": 0,
-    "WARPS": 4,
+    "WARPS": 8,
     "STAGES": 1,
     "READ": "evict_first",
     "WRITE": "",
@@ -162,7 +162,7 @@ def _tile_sizes(batch, heads, seq, half, sms):
     """(heads per step, heads per program, tokens of a block, columns for half a head).
 
     Cosines and sines are read once per program, which for all heads together is the least traffic; but a
-    multiprocessor should get eight programs or more, so that all of them end at about the same time.
+    multiprocessor should get sixteen programs or more, so that all of them end at about the same time.
     """
     pairs = triton.next_power_of_2(half)
     most = triton.next_power_of_2(heads)
@@ -173,6 +173,6 @@ def _tile_sizes(batch, heads, seq, half, sms):
     heads_each = max(CONFIG["HEADS"] or most, together)
     if not CONFIG["HEADS"]:
         blocks = batch * -(-seq // tokens)
-        while heads_each > together and blocks * -(-heads // heads_each) < 8 * sms:
+        while heads_each > together and blocks * -(-heads // heads_each) < 16 * sms:
             heads_each //= 2
     return together, heads_each, tokens, pairs
