@@ -33,7 +33,7 @@ TUNABLES = {
         "pingpong_128x128",
         "pingpong_64x256",
     ],
-    "CLUSTER": [1, 2],  # blocks, neighbours along M, that share their tiles of B
+    "CLUSTER": [1, 2],  # blocks, neighbours along M, that share their tiles of a B that lies along K
     "GROUP": [4, 8, 16, 32],  # rows of clusters that are walked together, for reuse in the L2 cache
     "STAGES": [0, 3, 4, 5, 6],  # stages of the ring; 0, or more than fit: as many as fit
     "HEAD_START": [0, 1, 2],  # steps by which one half of a coop tile is ahead, to write while the other multiplies
@@ -298,6 +298,7 @@ const int SHARED_BYTES = 227 << 10;
 const int STORE_BYTES = 16 * STEP * 2;  // a warp's rows by 64 columns of the result
 
 template <int ROWS_, int COLS_, bool PINGPONG_, int CLUSTER_> struct Tile {
+  using Alone = Tile<ROWS_, COLS_, PINGPONG_, 1>;
   static constexpr int ROWS = ROWS_, COLS = COLS_, CLUSTER = CLUSTER_;  // ROWS: of a warpgroup
   static constexpr bool PINGPONG = PINGPONG_;
   static constexpr int BLOCK_ROWS = PINGPONG ? ROWS : 2 * ROWS;
@@ -966,11 +967,12 @@ template <class T, bool A_K, bool B_K, class Tile> static cudaError_t run_tensor
                              c.stream, a, b, out, c.cut, batches, c.r, (int)tensor_out);
   return error == cudaSuccess ? finish<T>(c, Tile::CLUSTER, Tile::BLOCK_ROWS, Tile::COLS) : error;
 }
+// Blocks share only a B that lies along K: sharing one that lies along N gave wrong products on an H200.
 template <class T, class Tile> static cudaError_t run_tensor(const Call& c, bool& refused) {
   if (c.a.k_major && c.b.k_major) return run_tensor<T, true, true, Tile>(c, refused);
-  if (c.a.k_major) return run_tensor<T, true, false, Tile>(c, refused);
+  if (c.a.k_major) return run_tensor<T, true, false, typename Tile::Alone>(c, refused);
   if (c.b.k_major) return run_tensor<T, false, true, Tile>(c, refused);
-  return run_tensor<T, false, false, Tile>(c, refused);
+  return run_tensor<T, false, false, typename Tile::Alone>(c, refused);
 }
 
 template <class T> static cudaError_t run_any(const Call& c) {
@@ -1174,7 +1176,7 @@ def _choose(a, b, k, batch, itemsize, target):
         return FP32, _cut(_ceil(m, 128), _ceil(n, 128), batch, _ceil(k, 16), 2 * sms, 4096, 128 * 128)
     if target.has_wgmma and a.tensor and b.tensor:
         rows, cols, pingpong = _tile()
-        rows, cluster = (rows if pingpong else 2 * rows), CONFIG["CLUSTER"]
+        rows, cluster = (rows if pingpong else 2 * rows), CONFIG["CLUSTER"] if b.k_major else 1
         large = _tensor_cut(m, n, k, batch, rows, cols, cluster, 1.0, sms)
         small = _tensor_cut(m, n, k, batch, *SMALL, 1, SMALL_SLOWDOWN, sms)
         return (TENSOR, large) if large.cycles <= small.cycles else (TENSOR_SMALL, small)

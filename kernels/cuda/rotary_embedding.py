@@ -36,7 +36,7 @@ TUNABLES = {
         2048,
     ],  # threads per multiprocessor that registers must leave room for
 }
-CONFIG = {"BLOCK": 128, "HEADS": 4, "LOAD": "stream", "STORE": "stream", "RESIDENT": 896}
+CONFIG = {"BLOCK": 256, "HEADS": 1, "LOAD": "plain", "STORE": "stream", "RESIDENT": 1280}
 
 SOURCE = r"""
 #include <stdint.h>
