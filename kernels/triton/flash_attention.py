@@ -724,7 +724,8 @@ def kernel_fn(q, k, v, causal=True, scale=None):
         target, q.dtype, batch, heads, kv_heads, seq_q, seq_k, head_dim, causal, bulk, roles
     )
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    factor = LOG2E * (head_dim**-0.5 if scale is None else scale)
+    # The mask's -inf is scaled too: 0 would make it NaN, this leaves it and moves no weight.
+    factor = LOG2E * (head_dim**-0.5 if scale is None else scale) or 1e-30
     with on_device(q):
         if variant == "roles":
             counter = torch.zeros(1, dtype=torch.int32, device=q.device) if options["DRAW"] else out
