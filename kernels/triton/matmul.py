@@ -188,9 +188,7 @@ def _plain_kernel(
 @triton.jit
 def _load(desc, batch, row, col, ROWS: tl.constexpr, COLS: tl.constexpr, BATCHED: tl.constexpr):
     """A tile [ROWS, COLS] of a matrix, or of matrix `batch` of several."""
-    if BATCHED:
-        return desc.load([batch, row, col]).reshape(ROWS, COLS)
-    return desc.load([row, col])
+    return desc.load([batch, row, col]).reshape(ROWS, COLS) if BATCHED else desc.load([row, col])
 
 
 @triton.jit
