@@ -30,7 +30,7 @@ TUNABLES = {
     "PINGPONG": [0, 1],  # 1: warpgroups take turns at issuing products
     "SCHEDULE": [0, 1, 2],  # 0: a block per tile; else a block per multiprocessor, 1: fixed tiles, 2: the next free one
     "HEAVY_FIRST": [0, 1],  # 1: under a causal mask, tiles in the order of falling work
-    "SECTION_MB": [0, 8, 16, 32],  # keys and values in flight at a time, for L2; 0: all. SCHEDULE 1 takes all
+    "SECTION_MB": [0, 8, 16, 32],  # keys and values in flight at a time, for L2; 0: all. A fixed schedule takes all
     "MAX_EXPONENT": [0, 8],  # sums are rescaled when exponentials would exceed 2^this; 0: whenever the maximum grows
     "BY_POLYNOMIAL": [0, 1, 2, 3],  # of 8 exponentials, how many are left to the FMA units
     "BLOCK_SLABS": [1, 2],  # mma.sync prefill: rows of a warp, in 16s
@@ -233,12 +233,19 @@ __device__ __forceinline__ void write_rows(const float (&o)[N], const Rows& rows
 }
 
 // ---- launch
-template <class... A>
-static int launch(void (*kernel)(A...), dim3 grid, int threads, int shared_bytes, cudaStream_t stream, A... arguments) {
-  cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                           cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+template <auto KERNEL, class... A>
+static int launch(dim3 grid, int threads, int shared_bytes, cudaStream_t stream, const A&... arguments) {
+  static uint64_t allowed = 0;  // devices that know of the size
+  int device;
+  cudaError_t error = cudaGetDevice(&device);
   if (error != cudaSuccess) return error;
-  kernel<<<grid, threads, shared_bytes, stream>>>(arguments...);
+  if (!(allowed >> device % 64 & 1)) {
+    error = cudaFuncSetAttribute(reinterpret_cast<const void*>(KERNEL), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 shared_bytes);
+    if (error != cudaSuccess) return error;
+    if (device < 64) allowed |= uint64_t(1) << device;
+  }
+  KERNEL<<<grid, threads, shared_bytes, stream>>>(arguments...);
   return cudaGetLastError();
 }
 // ---- end of launch
@@ -725,14 +732,14 @@ extern "C" int attend(const T* q, const T* k, const T* v, T* out, float* work, c
   dim3 grid(unsigned(tiles * units), unsigned(p.splits));
 #if SIMT
   grid.z = unsigned((p.head_dim + COLUMNS - 1) / COLUMNS);
-  int status = launch(attention, grid, 128, BYTES, stream, q, k, v, out, work, p, scale);
+  int status = launch<attention>(grid, 128, BYTES, stream, q, k, v, out, work, p, scale);
 #else
   int sign = scale < 0.0f ? 1 : scale == 0.0f ? 2 : 0;
   scale = sign == 2 ? 1.0f : fabsf(scale);
-  int status = launch(attention, grid, 128, BYTES, stream, q, k, v, out, work, p, scale, sign);
+  int status = launch<attention>(grid, 128, BYTES, stream, q, k, v, out, work, p, scale, sign);
 #endif
   if (status != cudaSuccess || p.splits == 1) return status;
-  return launch(combine, dim3(unsigned(p.batch * p.heads * p.queries)), 256, 0, stream, out, work, p);
+  return launch<combine>(dim3(unsigned(p.batch * p.heads * p.queries)), 256, 0, stream, out, work, p);
 }
 """
 
@@ -893,8 +900,8 @@ __device__ __forceinline__ void produce(const CUtensorMap* q_map, const CUtensor
     load_tile(shared.q(), q_map, shared.q_full(), BLOCK_M, tile.row * BLOCK_M, tile.head, tile.batch);
     int blocks = gridDim.x;
     if (SCHEDULE == 0) index = p.count;
-    else if (SCHEDULE == 1) index = (round + 1) * blocks + (round & 1 ? blockIdx.x : blocks - 1 - blockIdx.x);
-    else index = p.count <= blocks ? p.count : blocks + atomicAdd(counter, 1);
+    else if (SCHEDULE == 2 && counter) index = blocks + atomicAdd(counter, 1);
+    else index = (round + 1) * blocks + (round & 1 ? blockIdx.x : blocks - 1 - blockIdx.x);  // to and fro
 
     int kv_head = tile.head / p.group, last = blocks_of(p, tile) - 1;
     auto load_k = [&](int block) {
@@ -1049,8 +1056,8 @@ __device__ __forceinline__ void consume(const Tiles& p, const Storage& shared, v
 }
 
 __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), 1)
-    attention_wgmma(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
-                    const __grid_constant__ CUtensorMap v_map, const Tiles p, int* counter, T* out, float scale) {
+    attention(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
+              const __grid_constant__ CUtensorMap v_map, const Tiles p, int* counter, T* out, float scale) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t storage[];
   uint32_t offset = (1024 - shared_address(storage) % 1024) % 1024;
@@ -1128,9 +1135,9 @@ extern "C" int attend(const T* q, const T* k, const T* v, T* out, int* counter, 
   tiles.section = int(p.section < tiles.pairs ? p.section : tiles.pairs);
   tiles.count = tiles.rows * tiles.pairs;
   int blocks = SCHEDULE == 0 || tiles.count < p.sms ? tiles.count : int(p.sms);
-  if (SCHEDULE == 2 && tiles.count > blocks && (status = clear(counter, stream))) return status;
-  return launch(attention_wgmma, dim3(blocks), 128 * (WARPGROUPS + 1), SHARED_BYTES, stream, maps[0], maps[1], maps[2],
-                tiles, counter, out, float(scale));
+  if (counter && (status = clear(counter, stream))) return status;
+  return launch<attention>(dim3(blocks), 128 * (WARPGROUPS + 1), SHARED_BYTES, stream, maps[0], maps[1], maps[2], tiles,
+                           counter, out, float(scale));
 }
 """
 
@@ -1236,7 +1243,8 @@ class _Plan:
         head = min(-(-head_dim // 32) * 32, 128 if simt else 256)
         group = heads // kv_heads
         wgmma = target.has_wgmma and not simt and head_dim % 8 == 0 and positive and queries >= WGMMA_QUERIES
-        wgmma = wgmma and _fills(batch * heads * -(-queries // (64 * _warpgroups(head))), keys, target.sms)
+        tiles = batch * heads * -(-queries // (64 * _warpgroups(head)))
+        wgmma = wgmma and (3 * tiles >= target.sms or keys < 2048)  # else it is better to split the keys
         # A layout that the kernel does not read, or not 16 bytes at a time, is worth a copy.
         aligned = (
             aligned
@@ -1255,8 +1263,11 @@ class _Plan:
         pack = group if decode or (not wgmma and 2 * queries <= rows) else 1
         splits, split_keys, section, self.counter, self.work = 1, keys, 1, 0, 0
         if wgmma:
-            section = _section(keys, head_dim, group) or batch * heads
-            self.counter = CONFIG["SCHEDULE"] == 2
+            # Up to two tiles a block, the first block having the lightest second one is the best there is.
+            self.counter = CONFIG["SCHEDULE"] == 2 and tiles > 2 * target.sms
+            section = batch * heads
+            if CONFIG["SECTION_MB"] and (self.counter or CONFIG["SCHEDULE"] == 0):
+                section = max(1, (CONFIG["SECTION_MB"] << 20) // (4 * keys * head_dim)) * group
             self.function = _wgmma_library(dtype, head, causal).attend
         else:
             splits, split_keys = _splits(-(-pack * queries // rows) * batch * heads // pack, keys, target.sms, decode)
@@ -1270,18 +1281,6 @@ class _Plan:
         self.problem = (ctypes.c_int64 * len(numbers))(*numbers)
         self.address = ctypes.addressof(self.problem)
         self.scale = LOG2_E / math.sqrt(head_dim)
-
-
-def _fills(tiles, keys, sms):
-    """Whether wgmma's tiles occupy enough of the GPU, or splits of long keys by the general kernel do better."""
-    return 3 * tiles >= sms or keys < 2048
-
-
-def _section(keys, head_dim, group):
-    """Heads in flight at a time, so that their keys and values stay in L2; 0: all."""
-    if CONFIG["SCHEDULE"] == 1 or not CONFIG["SECTION_MB"]:
-        return 0  # a schedule fixed beforehand is only even if all heavy tiles come first
-    return max(1, (CONFIG["SECTION_MB"] << 20) // (4 * keys * head_dim)) * group
 
 
 def _splits(tiles, keys, sms, decode):
