@@ -99,9 +99,25 @@ def _read(pointer, default, col, cols, ALIGN: tl.constexpr, MASKED: tl.constexpr
 
 
 @triton.jit
+def _write_tile(
+    value, scale, weight, bias, w, b, out, row, col, rows, cols, ALIGN: tl.constexpr, MASKED: tl.constexpr,
+    EARLY: tl.constexpr, STORE: tl.constexpr,
+):  # fmt: skip
+    if not EARLY:
+        w = _read(weight, 1.0, col, cols, ALIGN, MASKED)
+        b = _read(bias, 0.0, col, cols, ALIGN, MASKED)
+    y = (value * scale * w + b).to(out.dtype.element_ty)
+    if MASKED:
+        tl.store(out + row * cols + col, y, (row < rows) & (col < cols), eviction_policy=STORE)
+    else:
+        tl.store(out + row * cols + col, y, eviction_policy=STORE)
+
+
+@triton.jit
 def _rows_tile(
-    tile, x, weight, bias, w, b, out, rows, cols, stride, eps, ALIGN: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, MASKED: tl.constexpr, EARLY: tl.constexpr, LOAD: tl.constexpr, STORE: tl.constexpr,
+    tile, x, weight, bias, w, b, out, rows, cols, stride, eps,
+    ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, STAGES: tl.constexpr,
+    EARLY: tl.constexpr, LOAD: tl.constexpr, STORE: tl.constexpr,
 ):  # fmt: skip
     row = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
@@ -111,15 +127,13 @@ def _rows_tile(
     else:
         value = tl.load(x + row * stride + col, eviction_policy=LOAD).to(tl.float32)
     value = _centered(value, cols, col, MASKED, x.dtype.element_ty)
-    scale = 1.0 / tl.sqrt_rn(tl.sum(value * value, 1) / cols + eps)
-    if not EARLY:
-        w = _read(weight, 1.0, col, cols, ALIGN, MASKED)
-        b = _read(bias, 0.0, col, cols, ALIGN, MASKED)
-    y = (value * scale[:, None] * w + b).to(out.dtype.element_ty)
-    if MASKED:
-        tl.store(out + row * cols + col, y, inside, eviction_policy=STORE)
+    scale = (1.0 / tl.sqrt_rn(tl.sum(value * value, 1) / cols + eps))[:, None]
+    if STAGES > 1 and not EARLY:
+        # This always holds. Without it the loop would prefetch weight and bias too, and fill shared memory with them.
+        if tile >= 0:
+            _write_tile(value, scale, weight, bias, w, b, out, row, col, rows, cols, ALIGN, MASKED, EARLY, STORE)
     else:
-        tl.store(out + row * cols + col, y, eviction_policy=STORE)
+        _write_tile(value, scale, weight, bias, w, b, out, row, col, rows, cols, ALIGN, MASKED, EARLY, STORE)
 
 
 @triton.jit(do_not_specialize=["rows", "cols", "stride"])
@@ -138,30 +152,14 @@ def _rows_kernel(
     if STAGES == 0:
         _rows_tile(
             tl.program_id(0), x, weight, bias, w, b, out, rows, cols, stride, eps,
-            ALIGN, ROWS, BLOCK, MASKED, EARLY, LOAD, STORE,
+            ALIGN, ROWS, BLOCK, MASKED, STAGES, EARLY, LOAD, STORE,
         )  # fmt: skip
     else:
         for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
             _rows_tile(
-                tile,
-                x,
-                weight,
-                bias,
-                w,
-                b,
-                out,
-                rows,
-                cols,
-                stride,
-                eps,
-                ALIGN,
-                ROWS,
-                BLOCK,
-                MASKED,
-                EARLY,
-                LOAD,
-                STORE,
-            )
+                tile, x, weight, bias, w, b, out, rows, cols, stride, eps,
+                ALIGN, ROWS, BLOCK, MASKED, STAGES, EARLY, LOAD, STORE,
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["cols", "stride"])

@@ -89,9 +89,23 @@ def _read(pointer, col, cols, ALIGN: tl.constexpr, MASKED: tl.constexpr):
 
 
 @triton.jit
+def _write_tile(
+    value, scale, weight, w, out, row, col, rows, cols, ALIGN: tl.constexpr, MASKED: tl.constexpr,
+    EARLY: tl.constexpr, STORE: tl.constexpr,
+):  # fmt: skip
+    if not EARLY:
+        w = _read(weight, col, cols, ALIGN, MASKED)
+    y = (value * scale * w).to(out.dtype.element_ty)
+    if MASKED:
+        tl.store(out + row * cols + col, y, (row < rows) & (col < cols), eviction_policy=STORE)
+    else:
+        tl.store(out + row * cols + col, y, eviction_policy=STORE)
+
+
+@triton.jit
 def _rows_tile(
     tile, x, weight, w, out, rows, cols, stride, eps, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    MASKED: tl.constexpr, EARLY: tl.constexpr, LOAD: tl.constexpr, STORE: tl.constexpr,
+    MASKED: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, LOAD: tl.constexpr, STORE: tl.constexpr,
 ):  # fmt: skip
     row = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
@@ -101,13 +115,12 @@ def _rows_tile(
     else:
         value = tl.load(x + row * stride + col, eviction_policy=LOAD).to(tl.float32)
     scale = _scale(tl.sum(value * value, 1), cols, eps)[:, None]
-    if not EARLY:
-        w = _read(weight, col, cols, ALIGN, MASKED)
-    y = (value * scale * w).to(out.dtype.element_ty)
-    if MASKED:
-        tl.store(out + row * cols + col, y, inside, eviction_policy=STORE)
+    if STAGES > 1 and not EARLY:
+        # This always holds. Without it the loop would prefetch the weight too, and fill shared memory with it.
+        if tile >= 0:
+            _write_tile(value, scale, weight, w, out, row, col, rows, cols, ALIGN, MASKED, EARLY, STORE)
     else:
-        tl.store(out + row * cols + col, y, eviction_policy=STORE)
+        _write_tile(value, scale, weight, w, out, row, col, rows, cols, ALIGN, MASKED, EARLY, STORE)
 
 
 @triton.jit(do_not_specialize=["rows", "cols", "stride"])
@@ -123,11 +136,15 @@ def _rows_kernel(
         w = _read(weight, tl.arange(0, BLOCK)[None, :], cols, ALIGN, MASKED)
     if STAGES == 0:
         _rows_tile(
-            tl.program_id(0), x, weight, w, out, rows, cols, stride, eps, ALIGN, ROWS, BLOCK, MASKED, EARLY, LOAD, STORE
-        )
+            tl.program_id(0), x, weight, w, out, rows, cols, stride, eps,
+            ALIGN, ROWS, BLOCK, MASKED, STAGES, EARLY, LOAD, STORE,
+        )  # fmt: skip
     else:
         for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
-            _rows_tile(tile, x, weight, w, out, rows, cols, stride, eps, ALIGN, ROWS, BLOCK, MASKED, EARLY, LOAD, STORE)
+            _rows_tile(
+                tile, x, weight, w, out, rows, cols, stride, eps,
+                ALIGN, ROWS, BLOCK, MASKED, STAGES, EARLY, LOAD, STORE,
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["cols", "stride"])
