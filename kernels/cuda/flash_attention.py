@@ -5,11 +5,16 @@ contiguous, every other stride is free. The mask is aligned at the top left: que
 output sums are fp32; fp32 inputs are multiplied in true fp32. The scores never leave the chip: a running maximum and
 sum per row let the keys be visited once (flash attention).
 
-Two libraries, compiled when first needed for a head_dim (rounded up to a multiple of 32) and dtype:
-- tensor: mma.sync and cp.async, for every GPU since 8.0. Prefill: four warps have 16 rows each and share key blocks.
+Three kernels, each compiled when first needed for a dtype and head_dim (rounded up to a multiple of 32):
+- wgmma: 16-bit prefill on compute capability 9.0. One warp feeds rings of key and value blocks by tensor copies; two or
+  three warpgroups of 64 query rows each multiply them, probabilities never leaving the registers, and take turns, so
+  that the products of one run during the exponentials of another. Blocks stay on their multiprocessor and fetch tiles,
+  the heaviest of a causal mask first, from heads whose keys and values fit in L2 together.
+- tensor: mma.sync and cp.async, on every GPU since 8.0. Prefill: four warps have 16 rows each and share key blocks.
   Decode (few queries): the four warps have the same rows, all query heads of a kv head, and take turns with the keys.
-  Where tiles are too few to fill the GPU, blocks split the keys and a second launch adds up their sums in order.
 - simt: FFMA, for fp32, and for 16-bit rows of more than 256 elements.
+In the last two, where tiles are too few to fill the GPU, blocks split the keys, and a second launch adds up their sums
+in order.
 """
 
 import ctypes
@@ -1233,7 +1238,9 @@ def _block_n(head, causal):
 class _Plan:
     """How a call of given shapes, strides and dtype is made."""
 
-    def __init__(self, q, k, v, q_stride, k_stride, v_stride, dtype, causal, target, aligned, positive):
+    def __init__(self, q, k, v, q_stride, k_stride, v_stride, dtypes, causal, target, aligned, positive):
+        _check(q, k, v, dtypes)
+        dtype = dtypes[0]
         batch, heads, queries, head_dim = q
         kv_heads, keys = k[1], k[2]
         if causal:
@@ -1246,15 +1253,8 @@ class _Plan:
         tiles = batch * heads * -(-queries // (64 * _warpgroups(head)))
         wgmma = wgmma and (3 * tiles >= target.sms or keys < 2048)  # else it is better to split the keys
         # A layout that the kernel does not read, or not 16 bytes at a time, is worth a copy.
-        aligned = (
-            aligned
-            and all(
-                size == 1 or (step % 8 == 0 and (step or not wgmma))  # the copy engine takes no stride of 0
-                for shape, stride in zip((q, k, v), strides, strict=True)
-                for size, step in zip(shape[:3], stride[:3], strict=True)
-            )
-        )
         wide = head_dim % 8 == 0  # whole 16-byte pieces
+        aligned = aligned and all(map(_in_pieces, (q, k, v), strides, [wgmma] * 3))
         self.copied = any(stride[3] != 1 for stride in strides) or (not simt and wide and not aligned)
         if self.copied:
             return
@@ -1283,6 +1283,12 @@ class _Plan:
         self.scale = LOG2_E / math.sqrt(head_dim)
 
 
+def _in_pieces(shape, stride, by_tensor_copy):
+    """Whether all rows start on 16 bytes when the first does; the copy engine wants neighbours apart, too."""
+    of_rows = zip(shape[:3], stride[:3], strict=True)
+    return all(size == 1 or (step % 8 == 0 and (step > 0 or not by_tensor_copy)) for size, step in of_rows)
+
+
 def _splits(tiles, keys, sms, decode):
     """(number of splits, keys of each), so that all multiprocessors have work."""
     step = 4 * CONFIG["DECODE_KEYS"] if decode else 64  # a split is whole turns of the warps, or whole key blocks
@@ -1297,12 +1303,13 @@ def _plan(*of_call):
     return _Plan(*of_call)
 
 
-def _check(q, k, v):
-    if q.dtype not in TYPES or k.dtype != q.dtype or v.dtype != q.dtype:
-        raise TypeError(f"attention takes fp16, bf16 or fp32, the same for all, not {q.dtype}, {k.dtype}, {v.dtype}")
-    fits = q.dim() == k.dim() == 4 and k.shape == v.shape and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3]
-    if not fits or (k.shape[1] and q.shape[1] % k.shape[1]):
-        raise ValueError(f"q, k, v have shapes {list(q.shape)}, {list(k.shape)}, {list(v.shape)}")
+def _check(q, k, v, dtypes):
+    """Raises: TypeError for the dtypes, ValueError for the shapes."""
+    if dtypes[0] not in TYPES or len(set(dtypes)) > 1:
+        raise TypeError(f"attention takes fp16, bf16 or fp32, the same for q, k and v, not {dtypes}")
+    fits = len(q) == len(k) == 4 and k == v and q[0] == k[0] and q[3] == k[3]
+    if not fits or q[1] % (k[1] or 1):
+        raise ValueError(f"q, k, v have shapes {list(q)}, {list(k)}, {list(v)}")
 
 
 def kernel_fn(q, k, v, causal=True, scale=None):
@@ -1311,10 +1318,10 @@ def kernel_fn(q, k, v, causal=True, scale=None):
     Raises: TypeError or ValueError for arguments that do not fit together.
     """
     if q.numel() == 0 or k.numel() == 0:
-        _check(q, k, v)
+        _check(q.shape, k.shape, v.shape, (q.dtype, k.dtype, v.dtype))
         return torch.zeros(q.shape, dtype=q.dtype, device=q.device)  # a sum over no key
     aligned = (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16 == 0
-    of_call = q.dtype, causal, target_of(q), aligned, scale is None or scale > 0
+    of_call = (q.dtype, k.dtype, v.dtype), causal, target_of(q), aligned, scale is None or scale > 0
     plan = _plan(q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), *of_call)
     if plan.copied:
         return kernel_fn(*(x.clone(memory_format=torch.contiguous_format) for x in (q, k, v)), causal, scale)
