@@ -31,11 +31,7 @@ TUNABLES = {
     "ROWS": [0, 1, 2, 4, 8, 16, 32],  # rows: rows per program; 0: one, or several short ones
     "PERSISTENT": [0, -1, 1, 2, 3, 4, 6, 8],  # rows: programs per multiprocessor that loop; -1: no loop; 0: by shape
     "STAGES": [1, 2, 3, 4],  # rows, persistent: tiles in flight per program; 1: no prefetch
-    "WEIGHT": [
-        "auto",
-        "early",
-        "late",
-    ],  # rows: read before x and, persistent, kept in registers; or after the sum, each time
+    "WEIGHT": ["auto", "early", "late"],  # rows: read before x, and kept by a loop; or after the sum
     "LOAD": ["evict_first", ""],  # cache policy of what is read once
     "STORE": ["evict_first", ""],  # cache policy of the output
     "MAX_BLOCK": [8192, 16384, 32768, 65536],  # the longest row, in elements, that is kept in registers
@@ -263,9 +259,11 @@ def _launch_rows(x, weight, out, eps, rows, cols, stride):
             span = min(align, vector)
             # Shorter accesses, more of them; but each has its own address and mask, and only so many fit in registers.
             unroll = min(CONFIG["UNROLL"] * vector // span, max(CONFIG["UNROLL"], MAX_ACCESSES))
+            lanes = warps * target.warp_size * span
+            stages = min(CONFIG["LONG_STAGES"], 1 + target.shared_bytes // (unroll * lanes * 2 * x.element_size()))
             _long_kernel[(rows,)](
-                x, weight, out, cols, stride, eps, align, unroll, warps * target.warp_size * span,
-                CONFIG["LONG_STAGES"], CONFIG["LOAD"], CONFIG["STORE"], num_warps=warps,
+                x, weight, out, cols, stride, eps, align, unroll, lanes, stages,
+                CONFIG["LOAD"], CONFIG["STORE"], num_warps=warps,
             )  # fmt: skip
             return
         tile_rows, block, warps, grid, stages, early = _plan(rows, cols, x.element_size(), target)

@@ -240,9 +240,11 @@ def _launch_rows(x, out, rows, cols, stride):
             span = min(align, vector)
             # Shorter accesses, more of them; but each has its own address and mask, and only so many fit in registers.
             unroll = min(CONFIG["UNROLL"] * vector // span, max(CONFIG["UNROLL"], MAX_ACCESSES))
+            lanes = warps * target.warp_size * span
+            stages = min(CONFIG["LONG_STAGES"], 1 + target.shared_bytes // (unroll * lanes * x.element_size()))
             _long_kernel[(rows,)](
-                x, out, cols, stride, align, unroll, warps * target.warp_size * span,
-                CONFIG["LONG_STAGES"], CONFIG["LOAD"], CONFIG["STORE"], num_warps=warps,
+                x, out, cols, stride, align, unroll, lanes, stages,
+                CONFIG["LOAD"], CONFIG["STORE"], num_warps=warps,
             )  # fmt: skip
             return
         tile_rows, block, warps, grid, stages = _plan(rows, cols, x.element_size(), target)
