@@ -38,7 +38,7 @@ TUNABLES = {
     "STAGES": [0, 3, 4, 5, 6],  # stages of the ring; 0, or more than fit: as many as fit
     "HEAD_START": [0, 1, 2],  # steps by which one half of a coop tile is ahead, to write while the other multiplies
     "STORE_BUFFERS": [1, 2],  # buffers of 16 rows by 64 columns per warp through which results are written
-    "SPLIT": [0, 1, 2, 4, 8],  # pieces along K of the tiles of the last round; 0: chosen from the shape
+    "SPLIT": [0, 1, 2, 4],  # pieces along K of the tiles of the last round, if it has room; 0: chosen from the shape
     "SKINNY": [0, 4, 8, 16],  # up to so many rows or columns the streaming kernel is used
 }
 CONFIG = {
@@ -213,12 +213,13 @@ DEVICE void keep_order(float& v) { asm volatile("" : "+f"(v)::"memory"); }  // v
 struct Cut {
   int rows, cols;     // tiles of a worker (a block, or a cluster) along M and along N
   int group;
-  int whole;          // tiles summed in one piece; the later ones are cut into `splits` pieces along K
-  int splits, items;  // items: whole tiles and pieces
+  int whole;          // tiles summed in one piece
+  int rest, hands;    // the later ones, whose steps are shared out evenly among so many hands
+  int stride;         // hand h's second piece is so many items after its first
   int blocks;         // steps of K in a tile
   int size1, size2;   // batch sizes but the outermost
 };
-struct Place { int row, col, batch, first, last, piece; };  // steps first..last of a tile; piece -1: all of them
+struct Place { int row, col, batch, first, last, piece; };  // steps first..last (none: no work); piece -1: all steps
 
 DEVICE void find_tile(const Cut& c, int tile, Place& at) {
   const int per_batch = c.rows * c.cols;
@@ -229,16 +230,23 @@ DEVICE void find_tile(const Cut& c, int tile, Place& at) {
   at.row = first + inside % height;
   at.col = inside / height;
 }
+DEVICE i64 first_step(const Cut& c, int hand) { return (i64)c.rest * c.blocks * hand / c.hands; }
 DEVICE Place find(const Cut& c, int item) {
-  Place at;
-  at.first = 0, at.last = c.blocks, at.piece = -1;
+  Place at = {};
   int tile = item;
-  if (item >= c.whole && c.splits > 1) {
-    at.piece = item - c.whole;
-    tile = c.whole + at.piece / c.splits;
-    const int part = at.piece % c.splits;
-    at.first = (int)((i64)c.blocks * part / c.splits);
-    at.last = (int)((i64)c.blocks * (part + 1) / c.splits);
+  if (item < c.whole) {
+    at.last = c.blocks;
+    at.piece = -1;
+  } else {
+    const int hand = (item - c.whole) % c.stride, second = (item - c.whole) / c.stride;
+    if (hand >= c.hands || second > 1) return at;
+    // Steps start..end of all the rest: no more than a tile has, so they lie in one tile or in two.
+    const i64 start = first_step(c, hand), end = first_step(c, hand + 1), other = start / c.blocks + second;
+    at.first = (int)max(start - other * c.blocks, (i64)0);
+    at.last = (int)min(end - other * c.blocks, (i64)c.blocks);
+    if (at.first >= at.last) return at;
+    at.piece = second * c.hands + hand;
+    tile = c.whole + (int)other;
   }
   find_tile(c, tile, at);
   return at;
@@ -268,7 +276,22 @@ template <class T> DEVICE void put_at(const Result& r, int batch, i64 row, i64 c
   if (row < r.rows && col < r.cols) put((T*)r.data + batch * r.batch + row * r.row + col * r.col, v);
 }
 
-// Adds the pieces of tile whole + blockIdx.x / cluster, in order.
+// Sum of four neighbours over the pieces of a tile of the rest, in order; they are at `from` in pieces of that `size`.
+DEVICE float4 sum_pieces(const Cut& c, const float* pieces, int tile, int cluster, int rank, i64 size, i64 from) {
+  const i64 start = (i64)tile * c.blocks, end = start + c.blocks, total = (i64)c.rest * c.blocks;
+  float4 sum = make_float4(0, 0, 0, 0);
+  // From the hand that has step `start`: the last one whose first step is not beyond it.
+  for (int hand = (int)(((start + 1) * c.hands - 1) / total); hand < c.hands; ++hand) {
+    const i64 first = first_step(c, hand);
+    if (first >= end) break;
+    const i64 piece = (first < start ? c.hands : 0) + hand;
+    const float4 v = *(const float4*)(pieces + (piece * cluster + rank) * size + from);
+    sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+  }
+  return sum;
+}
+
+// Adds the pieces of tile blockIdx.x / cluster of the rest.
 template <class T>
 __global__ void __launch_bounds__(256)
     add_pieces(const Cut cut, const Result r, int cluster, int tile_rows, int tile_cols) {
@@ -277,12 +300,7 @@ __global__ void __launch_bounds__(256)
   find_tile(cut, cut.whole + tile, at);
   const i64 size = (i64)tile_rows * tile_cols, index = ((i64)blockIdx.y * 256 + threadIdx.x) * 4;
   if (index >= size) return;
-  const float* from = r.pieces + ((i64)tile * cut.splits * cluster + rank) * size + index;
-  float4 sum = *(const float4*)from;
-  for (int s = 1; s < cut.splits; ++s) {
-    const float4 more = *(const float4*)(from + s * cluster * size);
-    sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
-  }
+  const float4 sum = sum_pieces(cut, r.pieces, tile, cluster, rank, size, index);
   const i64 row = ((i64)at.row * cluster + rank) * tile_rows + index / tile_cols;
   const i64 col = (i64)at.col * tile_cols + index % tile_cols;
   put_at<T>(r, at.batch, row, col, sum.x);
@@ -348,8 +366,9 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
       int stage = 0;
       u32 parity = 1;  // of the phase before the first: a fresh barrier counts it as complete
-      for (int item = worker; item < cut.items; item += workers) {
+      for (int item = worker;; item += workers) {
         const Place at = find(cut, item);
+        if (at.first >= at.last) break;
         const int m = (at.row * CLUSTER + rank) * Tile::BLOCK_ROWS, n = at.col * COLS;
         const int inner = at.batch % cut.size2, outer = at.batch / cut.size2;
         const int ai = inner * batches.a_inner, ao = outer * batches.a_outer;
@@ -401,20 +420,22 @@ __global__ void __launch_bounds__(THREADS, 1)
     float sums[ROWS / 64][COLS / 2];
     u32 steps = 0;   // of all items so far: which stage comes next, and which of its phases
     int buffer = 0;
-    int turn = 0;
+    int item = worker, turn = 0;
+    Place next = find(cut, item);
+    const bool busy = next.first < next.last;
     // A wait for a stage can only tell a phase from the one before it. So a warpgroup starts on its tile when the other
     // has seen all of its own stages filled.
-    if (Tile::PINGPONG && group == 1) turn_pass(0);
+    if (Tile::PINGPONG && busy && group == 1) turn_pass(0);
     // Halves of one tile: with a head start of some steps, one half writes its result while the other still multiplies.
-    const bool ahead = !Tile::PINGPONG && HEAD_START > 0;
+    bool ahead = !Tile::PINGPONG && HEAD_START > 0 && busy;
     if (ahead && group == 1) turn_wait(1);
-    Place next = find(cut, worker);
-    for (int item = worker; item < cut.items; item += workers) {
+    while (next.first < next.last) {
       const Place at = next;
       const int length = at.last - at.first;
+      item += workers;
       if (Tile::PINGPONG && turn++ % 2 != group) {
         steps += length;
-        next = find(cut, min(item + workers, cut.items - 1));
+        next = find(cut, item);
         continue;
       }
       if (Tile::PINGPONG) turn_wait(group);
@@ -434,15 +455,14 @@ __global__ void __launch_bounds__(THREADS, 1)
           for (int m = 0; m < ROWS / 64; ++m)
             wgmma<A_K, B_K>(T{}, sums[m], desc_a + m * (8192 >> 4) + k * A_NEXT, desc_b + k * B_NEXT, step + k > 0);
         wgmma_commit();
-        if (ahead && group == 0 && item == worker && step == min(HEAD_START, length) - 1) turn_pass(1);
-        // Divisions, behind the tensor cores' back.
-        if (step == 0) next = find(cut, min(item + workers, cut.items - 1));
+        if (ahead && group == 0 && step == min(HEAD_START, length) - 1) turn_pass(1), ahead = false;
+        if (step == 0) next = find(cut, item);  // divisions, behind the tensor cores' back
         wgmma_wait<1>();  // the step before this one is done: its stage may be filled again
         if (step > 0) release(before);
         before = stage;
         if (++stage == STAGES) stage = 0, parity ^= 1;
       }
-      if (Tile::PINGPONG && item + workers < cut.items) turn_pass(1 - group);
+      if (Tile::PINGPONG && next.first < next.last) turn_pass(1 - group);
       wgmma_wait<0>();
       release(before);
 #pragma unroll
@@ -565,6 +585,7 @@ __global__ void __launch_bounds__(256, 2)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int wm = warp % 2 * 64, wn = warp / 2 * 32;
   const Place at = find(cut, blockIdx.x);
+  if (at.first >= at.last) return;
   const i64 row0 = (i64)at.row * G_TILE, col0 = (i64)at.col * G_TILE;
   const i64 k0 = (i64)at.first * G_STEP;
   const Loader load_a(a, batch_offset(a, cut, at.batch), row0, k0);
@@ -671,6 +692,7 @@ __global__ void __launch_bounds__(256, 2)
   auto tiles = (float(*)[2][F_STEP][F_PITCH])dynamic_shared;  // [buffer][operand]
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const Place at = find(cut, blockIdx.x);
+  if (at.first >= at.last) return;
   const i64 row0 = (i64)at.row * F_TILE, col0 = (i64)at.col * F_TILE, k0 = (i64)at.first * F_STEP;
   const Loader32 load_a(a, batch_offset(a, cut, at.batch), row0, k0);
   const Loader32 load_b(b, batch_offset(b, cut, at.batch), col0, k0);
@@ -726,6 +748,7 @@ __global__ void __launch_bounds__(256)
   __shared__ float parts[8][16 * TILES][17];   // [warp][weight row][row of x]
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const Place at = find(cut, blockIdx.x);
+  if (at.first >= at.last) return;
   const i64 n0 = (i64)at.col * 16 * TILES;
   const u16* xs = (const u16*)x.data + batch_offset(x, cut, at.batch);
   const u16* ws = (const u16*)w.data + batch_offset(w, cut, at.batch);
@@ -806,6 +829,7 @@ __global__ void __launch_bounds__(256) skinny_fp32(const Side x, const Side w, i
   __shared__ __align__(16) float parts[8][SF_ROWS][W_K ? 1 : COLS];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Place at = find(cut, blockIdx.x);
+  if (at.first >= at.last) return;
   const i64 n0 = (i64)at.col * COLS, n = n0 + (W_K ? warp * 2 : lane * 4), last = min((i64)at.last * S_STEP, K);
   const float* xs = (const float*)x.data + batch_offset(x, cut, at.batch);
   const float* ws = (const float*)w.data + batch_offset(w, cut, at.batch);
@@ -926,7 +950,7 @@ struct Plan {
   i64 a_row, a_k, a_batch0, a_batch1, a_batch2, a_k_major, a_vectors;
   i64 b_row, b_k, b_batch0, b_batch1, b_batch2, b_k_major, b_vectors;
   i64 out_row, out_col, out_batch;
-  i64 rows, cols, group, whole, splits, items, blocks, workers;
+  i64 rows, cols, group, whole, rest, hands, stride, blocks, grid;
 };
 enum { TENSOR, TENSOR_SMALL, ANY, FP32, SKINNY_ROWS };
 
@@ -934,15 +958,15 @@ struct Call {
   Side a, b;
   Cut cut;
   Result r;
+  int grid;
   const Plan& p;
   cudaStream_t stream;
 };
 
 template <class T> static cudaError_t finish(const Call& c, int cluster, int tile_rows, int tile_cols) {
-  if (c.cut.splits == 1) return cudaSuccess;
-  const int tiles = (c.cut.items - c.cut.whole) / c.cut.splits * cluster;
-  return launch(add_pieces<T>, dim3(tiles, (tile_rows * tile_cols + 1023) / 1024), 256, 0, 1, c.stream, c.cut, c.r,
-                cluster, tile_rows, tile_cols);
+  if (c.cut.hands == 0) return cudaSuccess;
+  const dim3 grid(c.cut.rest * cluster, (tile_rows * tile_cols + 1023) / 1024);
+  return launch(add_pieces<T>, grid, 256, 0, 1, c.stream, c.cut, c.r, cluster, tile_rows, tile_cols);
 }
 
 template <class T> static bool encode_side(CUtensorMap* map, const Side& s, const Plan& p, int rows, int steps) {
@@ -962,9 +986,8 @@ template <class T, bool A_K, bool B_K, class Tile> static cudaError_t run_tensor
             (tensor_out && !encode<T>(&out, c.r.data, 3, sizes, strides, 64, 16));
   if (refused) return cudaSuccess;
   const Batches batches = {c.a.batch[2] != 0, c.a.batch[1] != 0, c.b.batch[2] != 0, c.b.batch[1] != 0};
-  const int blocks = (int)(c.p.workers < c.p.items ? c.p.workers : c.p.items) * Tile::CLUSTER;
-  cudaError_t error = launch(product_tensor<T, A_K, B_K, Tile>, dim3(blocks), THREADS, Tile::SHARED, Tile::CLUSTER,
-                             c.stream, a, b, out, c.cut, batches, c.r, (int)tensor_out);
+  cudaError_t error = launch(product_tensor<T, A_K, B_K, Tile>, dim3(c.grid * Tile::CLUSTER), THREADS, Tile::SHARED,
+                             Tile::CLUSTER, c.stream, a, b, out, c.cut, batches, c.r, (int)tensor_out);
   return error == cudaSuccess ? finish<T>(c, Tile::CLUSTER, Tile::BLOCK_ROWS, Tile::COLS) : error;
 }
 // Blocks share only a B that lies along K: sharing one that lies along N gave wrong products on an H200.
@@ -977,7 +1000,7 @@ template <class T, class Tile> static cudaError_t run_tensor(const Call& c, bool
 
 template <class T> static cudaError_t run_any(const Call& c) {
   cudaError_t error =
-      launch(product_any<T>, dim3(c.cut.items), 256, G_SHARED, 1, c.stream, c.a, c.b, c.p.K, c.cut, c.r);
+      launch(product_any<T>, dim3(c.grid), 256, G_SHARED, 1, c.stream, c.a, c.b, c.p.K, c.cut, c.r);
   return error == cudaSuccess ? finish<T>(c, 1, G_TILE, G_TILE) : error;
 }
 
@@ -989,7 +1012,7 @@ template <class T> static cudaError_t run(Call& c) {
     case TENSOR_SMALL: error = run_tensor<T, Tile<64, 128, false, 1>>(c, refused); break;
     case ANY: return run_any<T>(c);
     case SKINNY_ROWS:
-      error = launch(c.b.k_major ? product_skinny<T, true> : product_skinny<T, false>, dim3(c.cut.items), 256, 0, 1,
+      error = launch(c.b.k_major ? product_skinny<T, true> : product_skinny<T, false>, dim3(c.grid), 256, 0, 1,
                      c.stream, c.a, c.b, c.p.K, c.cut, c.r);
       return error == cudaSuccess ? finish<T>(c, 1, 16, c.b.k_major ? 16 : 64) : error;
     default: return cudaErrorInvalidValue;
@@ -997,15 +1020,16 @@ template <class T> static cudaError_t run(Call& c) {
   if (!refused) return error;
   // Strides that the copy engine does not take.
   c.cut.rows = (int)((c.p.M + G_TILE - 1) / G_TILE), c.cut.cols = (int)((c.p.N + G_TILE - 1) / G_TILE);
-  c.cut.items = c.cut.whole = c.cut.rows * c.cut.cols * c.cut.size1 * c.cut.size2;
-  c.cut.blocks = (int)((c.p.K + G_STEP - 1) / G_STEP), c.cut.splits = 1;
+  c.cut.blocks = (int)((c.p.K + G_STEP - 1) / G_STEP);
+  c.cut.rest = c.cut.hands = 0;
+  c.grid = c.cut.whole = c.cut.rows * c.cut.cols * c.cut.size1 * c.cut.size2;
   return run_any<T>(c);
 }
 
 static cudaError_t run_fp32(const Call& c) {
   const bool skinny = c.p.path == SKINNY_ROWS;
   cudaError_t error = launch(!skinny ? product_fp32 : c.b.k_major ? skinny_fp32<true> : skinny_fp32<false>,
-                             dim3(c.cut.items), 256, skinny ? 0 : F_SHARED, 1, c.stream, c.a, c.b, c.p.K, c.cut, c.r);
+                             dim3(c.grid), 256, skinny ? 0 : F_SHARED, 1, c.stream, c.a, c.b, c.p.K, c.cut, c.r);
   if (error != cudaSuccess) return error;
   return skinny ? finish<float>(c, 1, 16, c.b.k_major ? 16 : 128) : finish<float>(c, 1, F_TILE, F_TILE);
 }
@@ -1015,9 +1039,10 @@ extern "C" int matmul(const void* a, const void* b, void* out, float* pieces, co
   Call c = {
       {p.swap ? b : a, p.M, p.a_row, p.a_k, {p.a_batch0, p.a_batch1, p.a_batch2}, (int)p.a_k_major, (int)p.a_vectors},
       {p.swap ? a : b, p.N, p.b_row, p.b_k, {p.b_batch0, p.b_batch1, p.b_batch2}, (int)p.b_k_major, (int)p.b_vectors},
-      {(int)p.rows, (int)p.cols, (int)p.group, (int)p.whole, (int)p.splits, (int)p.items, (int)p.blocks, (int)p.batch1,
-       (int)p.batch2},
+      {(int)p.rows, (int)p.cols, (int)p.group, (int)p.whole, (int)p.rest, (int)p.hands, (int)p.stride, (int)p.blocks,
+       (int)p.batch1, (int)p.batch2},
       {out, p.M, p.N, p.out_row, p.out_col, p.out_batch, pieces},
+      (int)p.grid,
       p,
       stream,
   };
@@ -1115,23 +1140,25 @@ def _side(count, inner, row, k, batch, aligned, width):
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """The tiles of one kernel, `whole` in one piece, the later ones in `splits` pieces along K."""
+    """The tiles of one kernel, `whole` in one piece, the rest with their steps of K shared out among `hands`."""
 
     rows: int
     cols: int
     whole: int
-    splits: int
-    items: int
+    rest: int
+    hands: int
+    stride: int  # from the first to the second piece of a hand
     blocks: int
-    workers: int
+    grid: int
     cycles: float
     floats: int  # of all pieces
 
     def fields(self):
-        return (self.rows, self.cols, CONFIG["GROUP"], self.whole, self.splits, self.items, self.blocks, self.workers)
+        numbers = (self.rows, self.cols, CONFIG["GROUP"], self.whole, self.rest, self.hands, self.stride)
+        return (*numbers, self.blocks, self.grid)
 
 
-def _cut(rows, cols, batch, blocks, workers, block_cycles, piece):
+def _cut(rows, cols, batch, blocks, workers, block_cycles, piece, persistent=False):
     """The fastest cut of rows x cols tiles per batch and `blocks` steps of k: only the last round may be split.
 
     A worker takes `block_cycles` for a step, and a tile has `piece` sums.
@@ -1139,23 +1166,30 @@ def _cut(rows, cols, batch, blocks, workers, block_cycles, piece):
     tiles = rows * cols * batch
     rest = tiles % workers
 
-    def cycles(splits):
-        rounds = _ceil(rest * splits, workers) * _ceil(blocks, splits)
-        pieces = PIECES_CYCLES + rest * splits * piece * 4 / PIECES_BYTES if splits > 1 else 0
-        return rounds * block_cycles + pieces
+    def cycles(hands):
+        """Of the last round; a hand's steps lie in two tiles where the tiles are not cut into equal pieces."""
+        if hands == rest:
+            return blocks * block_cycles if rest else 0
+        pieces = hands if hands % rest == 0 else hands + rest
+        return _ceil(rest * blocks, hands) * block_cycles + PIECES_CYCLES + pieces * piece * 4 / PIECES_BYTES
 
-    most = max(min(blocks, 64, 3 * workers // rest), 1) if rest else 1
-    splits = min(CONFIG["SPLIT"], most) or min(range(1, most + 1), key=cycles)
-    whole = tiles if splits == 1 else tiles - rest
-    items = whole + (tiles - whole) * splits
-    total = tiles // workers * blocks * block_cycles + cycles(splits)
-    return _Cut(rows, cols, whole, splits, items, blocks, workers, total, (items - whole) * piece)
+    most = min(workers, rest * blocks)
+    even = range(rest, most + 1, rest) if rest else [0]
+    hands = min(rest * CONFIG["SPLIT"], even[-1]) or min({*even, most}, key=cycles)
+    total = tiles // workers * blocks * block_cycles + cycles(hands)
+    if hands == rest:  # nothing is cut
+        grid = min(tiles, workers) if persistent else tiles
+        return _Cut(rows, cols, tiles, 0, 0, 1, blocks, grid, total, 0)
+    whole = tiles - rest
+    stride = workers if persistent and whole else hands
+    grid = stride if persistent else whole + 2 * hands
+    return _Cut(rows, cols, whole, rest, hands, stride, blocks, grid, total, 2 * hands * piece)
 
 
 def _tensor_cut(m, n, k, batch, rows, cols, cluster, slowdown, sms):
     block_cycles = rows * cols * 64 / 2048 * slowdown  # multiply-adds of a multiprocessor's tensor cores in a cycle
     tiles, piece = (_ceil(m, rows * cluster), _ceil(n, cols), batch), cluster * rows * cols
-    return _cut(*tiles, _ceil(k, 64), max(sms // cluster, 1), block_cycles, piece)
+    return _cut(*tiles, _ceil(k, 64), max(sms // cluster, 1), block_cycles, piece, persistent=True)
 
 
 def _skinny_cols(a, b, k, width):
