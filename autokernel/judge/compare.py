@@ -1,7 +1,7 @@
 """Is an output right? Two conditions against an fp64 truth, both of which must hold.
 
 1. The promised tolerance: |error| <= atol * rms(truth) + rtol * |truth|. The absolute part scales with the output's own
-   magnitude, so that no output is small enough to be zero.
+   magnitude, so that no output is small enough to be zero. Of a million elements one may miss it, by half.
 2. PyTorch's own accuracy: the error may not exceed a small multiple of what PyTorch's op makes in the same dtype on the
    same inputs, per row of the last dimension, plus one rounding of the output and the reordering of an fp32 sum.
 
@@ -23,6 +23,11 @@ NATIVE_FACTOR = 16.0
 
 FP32_REORDER = 64 * 2.0**-24
 """Relative error of an fp32 sum in another order (about sqrt(4096) roundings), on the row's largest value."""
+
+TAIL_SHARE, TAIL_FACTOR = 1e-6, 1.5
+"""Of the elements, how many may miss the promised tolerance, and by how much: rounding errors have tails, and among
+tens of millions of elements some lie far out (one in 16.8 million of a right bf16 attention missed it by 5 %). They
+must still be within PyTorch's own accuracy."""
 
 LOST_FRACTION, LOST_ELEMENTS = 1e-3, 3
 """How many elements a right kernel may lose where PyTorch loses none: cancellation leaves a few next to zero."""
@@ -73,15 +78,22 @@ def mismatch(actual: Tensor, truth: Truth, dtype: str, tolerance: Tolerance) -> 
     row_native = native.amax(dim=-1, keepdim=True)
     row_size = size.amax(dim=-1, keepdim=True)
     usual = NATIVE_FACTOR * row_native + ROUNDING[dtype] * size + FP32_REORDER * row_size + tiny
-    for limit, name in ((promised, "the promised tolerance"), (usual, "PyTorch's own accuracy")):
-        if (error > limit).any():
-            return _worst(error / limit, got, want, name, actual.shape)
+    if (error > promised).any() and not _is_tail(error / promised):
+        return _worst(error / promised, got, want, "the promised tolerance", actual.shape)
+    if (error > usual).any():
+        return _worst(error / usual, got, want, "PyTorch's own accuracy", actual.shape)
     smallest = SMALLEST_TOLD_APART[dtype]
     lost = int(((error > 0.5 * size) & (size > smallest)).sum())
     native_lost = int(((native > 0.5 * size) & (size > smallest)).sum())
     if lost > 2 * native_lost + LOST_FRACTION * want.numel() + LOST_ELEMENTS:
         return f"{lost} of {want.numel()} elements are off by more than half their value (PyTorch: {native_lost})"
     return None
+
+
+def _is_tail(excess: Tensor) -> bool:
+    """Whether the elements outside the promise are what the tail of a right kernel's rounding errors leaves there."""
+    outside = int((excess > 1).sum())
+    return outside <= TAIL_SHARE * excess.numel() and bool((excess <= TAIL_FACTOR).all())
 
 
 def _rows(tensor: Tensor) -> Tensor:

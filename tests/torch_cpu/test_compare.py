@@ -85,3 +85,32 @@ def test_few_small_elements_of_a_bf16_output_may_lose_their_digits():
 
 def test_empty_output_is_right():
     assert verdict(torch.empty(0, 4), torch.empty(0, 4, dtype=torch.float64)) is None
+
+
+def one_in(count, truth, factor):
+    """A bf16 output with PyTorch's errors, and `count` elements off by `factor` times the promised tolerance."""
+    promised = DEFAULT_TOLERANCES["bf16"].atol * truth.square().mean().sqrt() + DEFAULT_TOLERANCES["bf16"].rtol * truth
+    off = truth.clone()
+    off.view(-1)[:count] += factor * promised.view(-1)[:count]
+    return off.to(torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def large():
+    """Two million elements, and a result of PyTorch's that is off by more than the promise in some of each row."""
+    truth = torch.rand(1024, 2048, generator=torch.Generator().manual_seed(2), dtype=torch.float64) + 0.5
+    return truth, (truth + 0.01 * torch.randn(truth.shape, generator=torch.Generator().manual_seed(3))).float()
+
+
+@pytest.mark.parametrize(("count", "factor", "right"), [(2, 1.2, True), (2, 1.7, False), (4, 1.2, False)])
+def test_the_far_tail_of_rounding_errors_may_miss_the_promise(large, count, factor, right):
+    truth, native = large
+    reason = verdict(one_in(count, truth, factor), truth, "bf16", native)
+    assert (reason is None) == right, reason
+    if not right:
+        assert "promised" in reason
+
+
+def test_a_small_output_has_no_tail(truth):
+    positive = truth.abs() + 0.5
+    assert verdict(one_in(1, positive, 1.2), positive, "bf16", positive + 0.05)
