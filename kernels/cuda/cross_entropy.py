@@ -24,7 +24,7 @@ TUNABLES = {
     "LOAD": [0, 1, 2, 3],  # reads: 0 plain, 1 streaming (ld.cs), past L1 and 2 first to leave L2, 3 by 256 bytes
     "OVERLAP": [0, 1],  # 1: launch the second kernel early (compute capability 9.0 and later)
 }
-CONFIG = {"THREADS": 0, "PACKS": 4, "AHEAD": 1, "RESIDENT": 1024, "LOAD": 1, "OVERLAP": 1}
+CONFIG = {"THREADS": 128, "PACKS": 4, "AHEAD": 1, "RESIDENT": 1024, "LOAD": 0, "OVERLAP": 1}
 
 SOURCE = r"""
 #include <stdint.h>

@@ -41,7 +41,7 @@ TUNABLES = {
 CONFIG = {
     "BLOCK": 128,
     "GROUP": 0,
-    "UNROLL": 8,
+    "UNROLL": 4,
     "COLUMN_UNROLL": 4,
     "STRIP": 32,
     "SPLIT": 0,

@@ -39,7 +39,7 @@ TUNABLES = {
 CONFIG = {
     "WARPS": 0,
     "UNROLL": 4,
-    "STAGES": 1,
+    "STAGES": 2,
     "SPLITS": 0,
     "WHOLE": 2048,
     "TILE": 4096,

@@ -35,8 +35,8 @@ CONFIG = {
     "HEADS": 0,
     "WARPS": 8,
     "STAGES": 1,
-    "READ": "evict_first",
-    "WRITE": "",
+    "READ": "",
+    "WRITE": ".cs",
 }
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
