@@ -623,12 +623,14 @@ def _plain_tile(problem, target, fma):
         tile_m = 16 if m <= 16 else 32 if m <= 32 else 64
         return tile_m, 64, 16, 4, 2 if hip else 3
     block_k = 32 if wide else 64
+    warps = 8 if wide and m > 32 else 4  # halves of fp32 numbers take registers
     if m <= 64 or n <= 64:
         tile_m = 16 if m <= 16 else 32 if m <= 32 else 64
-        return tile_m, 64, block_k if tile_m == 64 else 2 * block_k, 4, 2 if hip else 3
+        deep = tile_m == 16 or (tile_m == 32 and not wide)
+        return tile_m, 64, 2 * block_k if deep else block_k, warps, 2 if hip else 3
     tiles = triton.cdiv(m, 128) * triton.cdiv(n, 128) * problem.batches
     if tiles < target.sms:
-        return 64, 64, block_k, 4, 2 if hip else 3
+        return 64, 64, block_k, warps, 2 if hip else 3
     if hip or target.shared_bytes < 128 << 10:
         return 128, 128, block_k // 2, 4 if hip else 8, 2 if hip else 4
     return 128, 128, block_k // 2, 8, 4
