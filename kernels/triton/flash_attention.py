@@ -45,7 +45,6 @@ TUNABLES = {
     "BLOCK_N": [0, 16, 32, 64, 128],  # keys of a block
     "WARPS": [0, 4, 8],  # but for roles
     "STAGES": [0, 1, 2, 3, 4],  # blocks in flight; roles take at least 2 and as many as fit
-    "SPECIALIZE": [0, 1],  # tma on 9.0: 1 lets the compiler give loads warps of their own
     "SPLITS": [0, 1, 2, 4, 8, 16, 32, 64, 128],  # programs that share a tile's keys (not causal); 0: from the shape
     "L2_SHARE": [0.25, 0.5, 0.75],  # of the L2 cache that a section's keys and values may take (causal)
     "FP32_DOT": ["ieee", "tf32x3"],  # fp32 products: plain multiply-adds, or three tensor core products
@@ -59,7 +58,6 @@ CONFIG = {
     "BLOCK_N": 0,
     "WARPS": 0,
     "STAGES": 0,
-    "SPECIALIZE": 0,
     "SPLITS": 0,
     "L2_SHARE": 0.5,
     "FP32_DOT": "ieee",
@@ -106,10 +104,9 @@ def _block(source, start, stride, length, batch, head, MASKED: tl.constexpr, TMA
 @triton.jit
 def _attend(acc, row_sum, row_max, q, k, v, first, last, tokens, scale, seq_k, k_stride, v_stride, batch, kv_head,
             MASKED: tl.constexpr, CAUSAL: tl.constexpr, NEGATIVE: tl.constexpr, TMA: tl.constexpr,
-            SPECIALIZE: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr,
-            BLOCK_D: tl.constexpr):  # fmt: skip
+            PRECISION: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """Show the tile's queries the keys first .. last; `row_max` is in units of log2."""
-    for start in tl.range(first, last, BLOCK_N, warp_specialize=SPECIALIZE):
+    for start in range(first, last, BLOCK_N):
         start = tl.multiple_of(start, BLOCK_N)
         keys = _block(k, start, k_stride, seq_k, batch, kv_head, MASKED, TMA, D, BLOCK_N, BLOCK_D)
         scores = _dot(q, keys.T, tl.zeros([q.shape[0], BLOCK_N], tl.float32), PRECISION)
@@ -136,8 +133,8 @@ def _attend(acc, row_sum, row_max, q, k, v, first, last, tokens, scale, seq_k, k
 def _attention(q, k, v, out, sums, heads, heads_of_batch, group, seq_q, seq_k, tiles, section, keys_of_split, scale,
                q_sb, q_sh, q_ss, q_sd, k_sb, k_sh, k_ss, k_sd, v_sb, v_sh, v_ss, v_sd,
                CAUSAL: tl.constexpr, NEGATIVE: tl.constexpr, PACK: tl.constexpr, SPLIT: tl.constexpr,
-               TMA: tl.constexpr, SPECIALIZE: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr,
-               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+               TMA: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
+               BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """One tile of query rows: its row r is query r // PACK of head r % PACK; `heads` are counted in packs of PACK.
 
     Programs go through `section` heads at a time, and there from the longest tiles to the shortest. When SPLIT, the
@@ -186,10 +183,10 @@ def _attention(q, k, v, out, sums, heads, heads_of_batch, group, seq_q, seq_k, t
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     row_max = tl.full([BLOCK_M], -float("inf"), tl.float32)
     acc, row_sum, row_max = _attend(acc, row_sum, row_max, queries, k, v, first, unmasked, tokens, scale, seq_k,
-                                    k_ss, v_ss, batch, kv_head, False, CAUSAL, NEGATIVE, TMA, SPECIALIZE, PRECISION,
+                                    k_ss, v_ss, batch, kv_head, False, CAUSAL, NEGATIVE, TMA, PRECISION,
                                     D, BLOCK_N, BLOCK_D)  # fmt: skip
     acc, row_sum, row_max = _attend(acc, row_sum, row_max, queries, k, v, unmasked, last, tokens, scale, seq_k,
-                                    k_ss, v_ss, batch, kv_head, True, CAUSAL, NEGATIVE, TMA, False, PRECISION,
+                                    k_ss, v_ss, batch, kv_head, True, CAUSAL, NEGATIVE, TMA, PRECISION,
                                     D, BLOCK_N, BLOCK_D)  # fmt: skip
 
     out_rows = (tl.cast(batch, tl.int64) * heads_of_batch * PACK + row_heads) * seq_q + tokens
@@ -595,8 +592,8 @@ def _plan(target, dtype, batch, heads, kv_heads, seq_q, seq_k, head_dim, causal,
         fitting = int(target.l2_bytes * CONFIG["L2_SHARE"]) // (2 * seq_k * head_dim * itemsize)
         section = min(packs, max(1, fitting) * (group // pack))
 
-    if takes_roles and rows >= 64 and splits == 1 and block_d in (64, 128, 256):
-        consumers, block_n, stages, own_result, programs = _roles(target, block_d, seq_q, seq_k, packs, causal)
+    if takes_roles and seq_q >= 64 and splits == 1 and block_d in (64, 128, 256):
+        consumers, block_n, stages, own_result, programs = _roles(target, block_d, seq_q, packs, causal)
         tiles = triton.cdiv(seq_q, 64 * consumers)
         draw = CONFIG["SCHEDULE"] == "draw" and tiles * packs > programs
         options = {
@@ -644,22 +641,17 @@ def _tile_shape(target, itemsize, block_d, rows):
     return CONFIG["BLOCK_M"] or block_m, block_n, CONFIG["WARPS"] or warps, max(1, min(stages, fitting))
 
 
-def _roles(target, block_d, seq_q, seq_k, packs, causal):
+def _roles(target, block_d, seq_q, packs, causal):
     """(consumers, BLOCK_N, stages, whether results get shared memory of their own, programs that fit on the GPU)."""
-    block_n = min(CONFIG["BLOCK_N"] or 128, 64 if block_d == 256 else 128)  # registers
+    block_n = max(32, min(CONFIG["BLOCK_N"] or 128, 64 if block_d == 256 else 128))  # registers
     consumers = CONFIG["CONSUMERS"] or _consumers(target, block_d, seq_q, packs, causal)
     consumers = 2 if block_d == 256 else min(consumers, 3 if block_d == 64 else 2)  # registers
     tile, stage, all_bytes = consumers * 64 * block_d * 2, 2 * block_n * block_d * 2, target.shared_bytes - 1024
     stages = max(2, min(CONFIG["STAGES"] or 2, (all_bytes - tile) // stage))
     own_result = 2 * tile + stages * stage <= all_bytes
     bytes_of_one = (2 if own_result else 1) * tile + stages * stage + 2048
-    return (
-        consumers,
-        block_n,
-        stages,
-        own_result,
-        target.sms * (2 if consumers == 1 and 2 * bytes_of_one <= all_bytes else 1),
-    )
+    programs = target.sms * (2 if consumers == 1 and 2 * bytes_of_one <= all_bytes else 1)
+    return consumers, block_n, stages, own_result, programs
 
 
 def _consumers(target, block_d, seq_q, packs, causal):
@@ -748,8 +740,7 @@ def kernel_fn(q, k, v, causal=True, scale=None):
         _attention[grid](
             q, keys, values, parts, sums, *sizes, abs(factor), *q.stride(), *k.stride(), *v.stride(),
             CAUSAL=causal, NEGATIVE=factor < 0, PACK=pack, SPLIT=splits > 1, TMA=variant == "tma",
-            SPECIALIZE=variant == "tma" and bool(CONFIG["SPECIALIZE"]), PRECISION=_precision(q.dtype, target),
-            D=head_dim, **options,
+            PRECISION=_precision(q.dtype, target), D=head_dim, **options,
         )  # fmt: skip
         if splits > 1:
             rows = batch * heads * seq_q
