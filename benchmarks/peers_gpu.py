@@ -257,9 +257,12 @@ def by_case(rows: list[Row]) -> list[list[Row]]:
 
 
 def plot(path: Path, rows: list[Row]) -> None:
-    """Speedup of our better starter over the best peer, one bar per case."""
-    import matplotlib
-
+    """Speedup of our better starter over the best peer, one bar per case; nothing where matplotlib is missing."""
+    try:
+        import matplotlib
+    except ImportError:
+        print(f"{path} is left out: pip install matplotlib", file=sys.stderr)
+        return
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
