@@ -38,6 +38,7 @@ TUNABLES = {
     "SECTION_MB": [0, 8, 16, 32],  # keys and values in flight at a time, for L2; 0: all. A fixed schedule takes all
     "MAX_EXPONENT": [0, 8],  # sums are rescaled when exponentials would exceed 2^this; 0: whenever the maximum grows
     "BY_POLYNOMIAL": [0, 1, 2, 3],  # of 8 exponentials, how many are left to the FMA units
+    "OVERLAP": [0, 4, 6, 8],  # of 8 exponentials, how many come before the wait for the block before's output
     "BLOCK_SLABS": [1, 2],  # mma.sync prefill: rows of a warp, in 16s
     "BLOCK_KEYS": [0, 32, 64],  # keys of a block; 0: by head_dim
     "BLOCK_DEPTH": [2, 3],  # stages of its ring
@@ -55,6 +56,7 @@ CONFIG = {
     "SECTION_MB": 32,
     "MAX_EXPONENT": 8,
     "BY_POLYNOMIAL": 0,
+    "OVERLAP": 8,
     "BLOCK_SLABS": 1,
     "BLOCK_KEYS": 0,
     "BLOCK_DEPTH": 2,
@@ -143,14 +145,15 @@ __device__ __forceinline__ void hide(float (&s)[N], const int (&limit)[2]) {
     if (i / 4 * 8 + i % 2 >= limit[i / 2 % 2]) s[i] = -INFINITY;
 }
 
-// Turns scores into exponentials exp2(scale * (s - top)), and says by what factor earlier results have to be
-// multiplied. With LAZY > 0 the maximum is kept as long as no exponential exceeds 2^LAZY, and most factors are 1.
-template <int LAZY, int POLYNOMIAL, int N>
-__device__ __forceinline__ void exponentials(float (&s)[N], Rows& rows, float scale, float (&factor)[2]) {
+// Takes a block's scores into the maxima. Exponentials are exp2(scale * s - shift); earlier results have to be
+// multiplied by `factor`. With LAZY > 0 a maximum is kept as long as no exponential exceeds 2^LAZY, and most factors
+// are 1.
+template <int LAZY, int N>
+__device__ __forceinline__ void raise(const float (&s)[N], Rows& rows, float scale, float (&shift)[2],
+                                      float (&factor)[2]) {
   float high[2][2] = {{rows.top[0], rows.top[0]}, {rows.top[1], rows.top[1]}};
 #pragma unroll
   for (int i = 0; i < N; ++i) high[i / 2 % 2][i % 2] = fmaxf(high[i / 2 % 2][i % 2], s[i]);
-  float shift[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float top = fmaxf(high[r][0], high[r][1]);
@@ -164,8 +167,13 @@ __device__ __forceinline__ void exponentials(float (&s)[N], Rows& rows, float sc
     rows.top[r] = top;
     rows.sum[r] *= factor[r];
   }
+}
+
+// The exponentials of registers FROM..TO, in place; of eight, POLYNOMIAL are left to the FMA units.
+template <int FROM, int TO, int POLYNOMIAL, int N>
+__device__ __forceinline__ void exponentials(float (&s)[N], Rows& rows, float scale, const float (&shift)[2]) {
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
+  for (int i = FROM; i < TO; ++i) {
     float x = fmaf(s[i], scale, -shift[i / 2 % 2]);
     s[i] = i % 8 < POLYNOMIAL ? exp2_polynomial(x) : exp2_fast(x);
     rows.sum[i / 2 % 2] += s[i];
@@ -459,8 +467,9 @@ __global__ void __launch_bounds__(128) attention(const T* q, const T* k, const T
         const int visible[2] = {limit[t][0] - from, limit[t][1] - from};
         hide(s[t], visible);
       }
-      float factor[2];
-      exponentials<0, 0>(s[t], rows[t], scale, factor);
+      float shift[2], factor[2];
+      raise<0>(s[t], rows[t], scale, shift, factor);
+      exponentials<0, KEYS / 2, 0>(s[t], rows[t], scale, shift);
       multiply(o[t], factor);
       round_pairs(s[t], probabilities[t]);
     }
@@ -992,7 +1001,7 @@ __device__ __forceinline__ void consume(const Tiles& p, const Storage& shared, v
       pass_turn();
     }
 
-    float s[BLOCK_N / 2], o[HEAD / 2], factor[2];
+    float s[BLOCK_N / 2], o[HEAD / 2], shift[2], factor[2];
     uint32_t probabilities[BLOCK_N / 4];
     Rows rows;
 #pragma unroll
@@ -1013,7 +1022,8 @@ __device__ __forceinline__ void consume(const Tiles& p, const Storage& shared, v
     k_ring.advance();
     if (block == 0) release(shared.q_free());
     if (block >= seen_by_all) mask(block);
-    exponentials<MAX_EXPONENT, BY_POLYNOMIAL>(s, rows, scale, factor);
+    raise<MAX_EXPONENT>(s, rows, scale, shift, factor);
+    exponentials<0, BLOCK_N / 2, BY_POLYNOMIAL>(s, rows, scale, shift);
     round_pairs(s, probabilities);
 
     while (--block >= 0) {
@@ -1033,13 +1043,17 @@ __device__ __forceinline__ void consume(const Tiles& p, const Storage& shared, v
       k_ring.advance();
       if (block == 0) release(shared.q_free());  // the producer may load the next tile's
       if (block >= seen_by_all) mask(block);
-      exponentials<MAX_EXPONENT, BY_POLYNOMIAL>(s, rows, scale, factor);
+      raise<MAX_EXPONENT>(s, rows, scale, shift, factor);
+      constexpr int EARLY = BLOCK_N / 2 * OVERLAP / 8 / 4 * 4;
+      exponentials<0, EARLY, BY_POLYNOMIAL>(s, rows, scale, shift);
+      settle(s);
       // The assembler moves the wait to before the exponentials, unless a branch that depends on them is between.
       if (rows.sum[0] + rows.sum[1] < 0.0f) __nanosleep(1);  // never
       wgmma_wait<0>();  // the output so far
       settle(o);
       release(shared.v_free(v_ring.stage));
       v_ring.advance();
+      exponentials<EARLY, BLOCK_N / 2, BY_POLYNOMIAL>(s, rows, scale, shift);
       if (MAX_EXPONENT == 0 || __any_sync(0xffffffff, factor[0] != 1.0f || factor[1] != 1.0f)) multiply(o, factor);
       round_pairs(s, probabilities);
     }
@@ -1225,6 +1239,7 @@ def _wgmma_library(dtype, head, causal):
         HEAVY_FIRST=CONFIG["HEAVY_FIRST"],
         MAX_EXPONENT=CONFIG["MAX_EXPONENT"],
         BY_POLYNOMIAL=CONFIG["BY_POLYNOMIAL"],
+        OVERLAP=CONFIG["OVERLAP"],
     )
 
 
