@@ -83,6 +83,7 @@ def integrate(loaded: LoadedModel, replacements: Sequence[Replacement], *, budge
             raise RuntimeError(f"the chosen kernels alone change the output: {reason}")
     result.calls, result.fallbacks = trial.counts(chosen)
     _measure(trial, chosen, deadline, result)
+    _withdraw_what_slows(result)
     return result
 
 
@@ -175,6 +176,21 @@ def _measure(trial: _Trial, chosen: Sequence[Replacement], deadline: float, resu
     result.eager_us = statistics.median(times["eager"])
     result.optimized_us = statistics.median(times["kernels"])
     result.blocks = len(times["eager"])
+
+
+def _withdraw_what_slows(result: Integration) -> None:
+    """Kernels help the captured graph; where that itself costs more than they gain, the model is better off without.
+
+    What was measured stays in the result: a loss is reported like a win.
+    """
+    assert result.speedup is not None
+    assert result.graph_overhead is not None
+    if result.speedup.high >= 1:
+        return
+    why = f"with the kernels the model is slower than eager; the captured graph alone takes {result.graph_overhead}"
+    result.left_out |= dict.fromkeys(result.used, why)
+    result.used = []
+    result.notes.append("the model is left as it was")
 
 
 def interleave(

@@ -116,6 +116,19 @@ def test_a_kernel_that_is_never_called_is_left_out():
     assert "5 calls" in result.left_out["rmsnorm"]
 
 
+def test_kernels_that_help_a_graph_slower_than_eager_are_withdrawn():
+    """A norm of few elements: fused it beats its six operators, but not the cost of calling a captured graph."""
+    item = loaded(Norm(), torch.randn(4, HIDDEN))
+    fused = replacement(
+        item, "rmsnorm", lambda x, weight, eps: torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
+    )
+    result = integrate(item, [fused], budget_s=8)
+    assert result.speedup is not None, result.left_out
+    assert result.speedup.high < 1
+    assert result.used == []
+    assert "slower than eager" in result.left_out["rmsnorm"]
+
+
 def expected(values, dtype="fp32"):
     return Expected(eager=(values.float(),), truth=(values,), truth_dtype="fp64", dtype=dtype)
 
