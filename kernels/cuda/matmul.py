@@ -34,6 +34,7 @@ TUNABLES = {
         "pingpong_64x256",
     ],
     "CLUSTER": [1, 2],  # blocks, neighbours along M, that share their tiles of a B that lies along K
+    "SHARE_N": [0, 1],  # 1: share a B that lies along N, too (never run on a GPU; sharing it by halves of k was wrong)
     "GROUP": [4, 8, 16, 32],  # rows of clusters that are walked together, for reuse in the L2 cache
     "STAGES": [0, 3, 4, 5, 6],  # stages of the ring; 0, or more than fit: as many as fit
     "HEAD_START": [0, 1, 2],  # steps by which one half of a coop tile is ahead, to write while the other multiplies
@@ -44,6 +45,7 @@ TUNABLES = {
 CONFIG = {
     "TILE": "coop_128x256",
     "CLUSTER": 2,
+    "SHARE_N": 0,
     "GROUP": 8,
     "STAGES": 0,
     "HEAD_START": 0,
@@ -316,7 +318,7 @@ const int SHARED_BYTES = 227 << 10;
 const int STORE_BYTES = 16 * STEP * 2;  // a warp's rows by 64 columns of the result
 
 template <int ROWS_, int COLS_, bool PINGPONG_, int CLUSTER_> struct Tile {
-  using Alone = Tile<ROWS_, COLS_, PINGPONG_, 1>;
+  using AlongN = Tile<ROWS_, COLS_, PINGPONG_, SHARE_N ? CLUSTER_ : 1>;  // for a B that lies along N
   static constexpr int ROWS = ROWS_, COLS = COLS_, CLUSTER = CLUSTER_;  // ROWS: of a warpgroup
   static constexpr bool PINGPONG = PINGPONG_;
   static constexpr int BLOCK_ROWS = PINGPONG ? ROWS : 2 * ROWS;
@@ -386,14 +388,16 @@ __global__ void __launch_bounds__(THREADS, 1)
             for (int i = 0; i < Tile::BLOCK_ROWS / 64; ++i)
               tensor_load(a + i * 8192, &map_a, ready, m + 64 * i, k, ai, ao);
           }
-          // A block loads its share of B, of the columns or (below) of the k's, for all blocks of the cluster.
+          // A block loads its share of B's columns for all blocks of the cluster.
           constexpr int PARTS = B_K ? 1 : COLS / 64;
 #pragma unroll
           for (int i = 0; i < PARTS; ++i) {
-            const u32 to = b + (B_K ? rank * (COLS / CLUSTER) * 128 : i * 8192 + rank * (STEP / CLUSTER) * 128);
-            const int x = B_K ? k : n + 64 * i, y = B_K ? n + rank * (COLS / CLUSTER) : k + rank * (STEP / CLUSTER);
-            if constexpr (CLUSTER > 1) tensor_load_multicast(to, &map_b, ready, (1 << CLUSTER) - 1, x, y, bi, bo);
-            else tensor_load(to, &map_b, ready, x, y, bi, bo);
+            const int part = B_K ? rank * (COLS / CLUSTER) : i * 64;
+            const u32 to = b + part * 128;  // 128 bytes a column, whichever way the tile lies
+            const int x = B_K ? k : n + part, y = B_K ? n + part : k;
+            constexpr u16 ALL = (1 << CLUSTER) - 1;
+            if constexpr (CLUSTER == 1) tensor_load(to, &map_b, ready, x, y, bi, bo);
+            else if (B_K || i % CLUSTER == rank) tensor_load_multicast(to, &map_b, ready, ALL, x, y, bi, bo);
           }
           if (++stage == STAGES) stage = 0, parity ^= 1;
         }
@@ -969,20 +973,20 @@ template <class T> static cudaError_t finish(const Call& c, int cluster, int til
   return launch(add_pieces<T>, grid, 256, 0, 1, c.stream, c.cut, c.r, cluster, tile_rows, tile_cols);
 }
 
-template <class T> static bool encode_side(CUtensorMap* map, const Side& s, const Plan& p, int rows, int steps) {
+template <class T> static bool encode_side(CUtensorMap* map, const Side& s, const Plan& p, int rows) {
   const i64 K = p.K, sizes[4] = {s.k_major ? K : s.count, s.k_major ? s.count : K, s.batch[2] ? p.batch2 : 1,
                                  s.batch[1] ? p.batch1 : 1};
   // The stride of a dimension of size 1 means nothing, but must be a valid one.
   const i64 strides[4] = {1, s.k_major ? s.row : s.k, s.batch[2] ? s.batch[2] : 8, s.batch[1] ? s.batch[1] : 8};
-  return encode<T>(map, s.data, 4, sizes, strides, 64, s.k_major ? rows : steps);
+  return encode<T>(map, s.data, 4, sizes, strides, 64, s.k_major ? rows : STEP);
 }
 
 template <class T, bool A_K, bool B_K, class Tile> static cudaError_t run_tensor(const Call& c, bool& refused) {
   CUtensorMap a, b, out = {};
   const i64 sizes[3] = {c.p.N, c.p.M, c.p.batch1 * c.p.batch2}, strides[3] = {1, c.r.row, c.r.batch};
   const bool tensor_out = c.p.N % 8 == 0;  // rows of the result start at multiples of 16 bytes
-  refused = !encode_side<T>(&a, c.a, c.p, Tile::BLOCK_ROWS, STEP) ||
-            !encode_side<T>(&b, c.b, c.p, Tile::COLS / Tile::CLUSTER, STEP / Tile::CLUSTER) ||
+  refused = !encode_side<T>(&a, c.a, c.p, Tile::BLOCK_ROWS) ||
+            !encode_side<T>(&b, c.b, c.p, Tile::COLS / Tile::CLUSTER) ||
             (tensor_out && !encode<T>(&out, c.r.data, 3, sizes, strides, 64, 16));
   if (refused) return cudaSuccess;
   const Batches batches = {c.a.batch[2] != 0, c.a.batch[1] != 0, c.b.batch[2] != 0, c.b.batch[1] != 0};
@@ -990,12 +994,13 @@ template <class T, bool A_K, bool B_K, class Tile> static cudaError_t run_tensor
                              Tile::CLUSTER, c.stream, a, b, out, c.cut, batches, c.r, (int)tensor_out);
   return error == cudaSuccess ? finish<T>(c, Tile::CLUSTER, Tile::BLOCK_ROWS, Tile::COLS) : error;
 }
-// Blocks share only a B that lies along K: sharing one that lies along N gave wrong products on an H200.
+// Unless SHARE_N says otherwise, blocks share only a B that lies along K: sharing one that lies along N, each block
+// loading half of the k's, gave wrong products on an H200.
 template <class T, class Tile> static cudaError_t run_tensor(const Call& c, bool& refused) {
   if (c.a.k_major && c.b.k_major) return run_tensor<T, true, true, Tile>(c, refused);
-  if (c.a.k_major) return run_tensor<T, true, false, typename Tile::Alone>(c, refused);
+  if (c.a.k_major) return run_tensor<T, true, false, typename Tile::AlongN>(c, refused);
   if (c.b.k_major) return run_tensor<T, false, true, Tile>(c, refused);
-  return run_tensor<T, false, false, typename Tile::Alone>(c, refused);
+  return run_tensor<T, false, false, typename Tile::AlongN>(c, refused);
 }
 
 template <class T> static cudaError_t run_any(const Call& c) {
@@ -1090,6 +1095,7 @@ def _library():
         "TILE_COLS": cols,
         "TILE_PINGPONG": int(pingpong),
         "TILE_CLUSTER": CONFIG["CLUSTER"],
+        "SHARE_N": CONFIG["SHARE_N"],
         "STAGES_WANTED": CONFIG["STAGES"],
         "HEAD_START": CONFIG["HEAD_START"],
         "STORE_BUFFERS": CONFIG["STORE_BUFFERS"],
@@ -1210,7 +1216,7 @@ def _choose(a, b, k, batch, itemsize, target):
         return FP32, _cut(_ceil(m, 128), _ceil(n, 128), batch, _ceil(k, 16), 2 * sms, 4096, 128 * 128)
     if target.has_wgmma and a.tensor and b.tensor:
         rows, cols, pingpong = _tile()
-        rows, cluster = (rows if pingpong else 2 * rows), CONFIG["CLUSTER"] if b.k_major else 1
+        rows, cluster = (rows if pingpong else 2 * rows), CONFIG["CLUSTER"] if b.k_major or CONFIG["SHARE_N"] else 1
         large = _tensor_cut(m, n, k, batch, rows, cols, cluster, 1.0, sms)
         small = _tensor_cut(m, n, k, batch, *SMALL, 1, SMALL_SLOWDOWN, sms)
         return (TENSOR, large) if large.cycles <= small.cycles else (TENSOR_SMALL, small)
