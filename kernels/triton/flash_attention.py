@@ -623,14 +623,16 @@ def _tile_shape(target, itemsize, block_d, rows):
     """(BLOCK_M, BLOCK_N, warps, stages) without roles."""
     if itemsize == 4:
         block_m, block_n, warps, stages = (64, 32, 8, 1) if block_d <= 64 else (32, 64, 8, 1)
+        if block_d > 128:  # registers, as in the sizes below
+            block_m, block_n = 16, 32
     elif target.vendor == "hip":
         block_m, block_n, warps, stages = (128, 64, 4, 1) if block_d <= 128 else (128, 32, 8, 1)
     elif target.shared_bytes > 200 << 10:
         block_m, block_n, warps, stages = 128, 128 if block_d <= 128 else 64, 8, 3 if block_d <= 64 else 2
     else:
-        block_m, block_n, warps, stages = 128, 64 if block_d <= 128 else 32, 4 if block_d <= 64 else 8, 2
-    while block_d > 256 and block_m * block_d > 128 * 256 * 2 // itemsize:
-        block_m, block_n, stages = block_m // 2, max(16, block_n // 2), 1
+        block_m, block_n, warps, stages = 128 if block_d <= 128 else 64, 64, 4 if block_d <= 64 else 8, 2
+    while block_d > 256 and block_m > 16 and block_m * block_d > 64 * 256:
+        block_m, block_n, stages = block_m // 2, min(block_n, 32), 1
     # Where tensor cores take 64 rows, fewer leave them idle, but the keys' and values' way from memory bounds the time.
     fitting = max(64 if target.has_wgmma and itemsize == 2 else 16, triton.next_power_of_2(rows))
     if fitting < block_m:
