@@ -5,16 +5,11 @@ contiguous, every other stride is free. The mask is aligned at the top left: que
 output sums are fp32; fp32 inputs are multiplied in true fp32. The scores never leave the chip: a running maximum and
 sum per row let the keys be visited once (flash attention).
 
-Three kernels, each compiled when first needed for a dtype and head_dim (rounded up to a multiple of 32):
-- wgmma: 16-bit prefill on compute capability 9.0. One warp feeds rings of key and value blocks by tensor copies; two or
-  three warpgroups of 64 query rows each multiply them, probabilities never leaving the registers, and take turns, so
-  that the products of one run during the exponentials of another. Blocks stay on their multiprocessor and fetch tiles,
-  the heaviest of a causal mask first, from heads whose keys and values fit in L2 together.
-- tensor: mma.sync and cp.async, on every GPU since 8.0. Prefill: four warps have 16 rows each and share key blocks.
+Two libraries, compiled when first needed for a head_dim (rounded up to a multiple of 32) and dtype:
+- tensor: mma.sync and cp.async, for every GPU since 8.0. Prefill: four warps have 16 rows each and share key blocks.
   Decode (few queries): the four warps have the same rows, all query heads of a kv head, and take turns with the keys.
+  Where tiles are too few to fill the GPU, blocks split the keys and a second launch adds up their sums in order.
 - simt: FFMA, for fp32, and for 16-bit rows of more than 256 elements.
-In the last two, where tiles are too few to fill the GPU, blocks split the keys, and a second launch adds up their sums
-in order.
 """
 
 import ctypes
@@ -38,7 +33,6 @@ TUNABLES = {
     "SECTION_MB": [0, 8, 16, 32],  # keys and values in flight at a time, for L2; 0: all. A fixed schedule takes all
     "MAX_EXPONENT": [0, 8],  # sums are rescaled when exponentials would exceed 2^this; 0: whenever the maximum grows
     "BY_POLYNOMIAL": [0, 1, 2, 3],  # of 8 exponentials, how many are left to the FMA units
-    "OVERLAP": [0, 4, 6, 8],  # of 8 exponentials, how many come before the wait for the block before's output
     "BLOCK_SLABS": [1, 2],  # mma.sync prefill: rows of a warp, in 16s
     "BLOCK_KEYS": [0, 32, 64],  # keys of a block; 0: by head_dim
     "BLOCK_DEPTH": [2, 3],  # stages of its ring
@@ -56,7 +50,6 @@ CONFIG = {
     "SECTION_MB": 32,
     "MAX_EXPONENT": 8,
     "BY_POLYNOMIAL": 0,
-    "OVERLAP": 8,
     "BLOCK_SLABS": 1,
     "BLOCK_KEYS": 0,
     "BLOCK_DEPTH": 2,
@@ -145,15 +138,14 @@ __device__ __forceinline__ void hide(float (&s)[N], const int (&limit)[2]) {
     if (i / 4 * 8 + i % 2 >= limit[i / 2 % 2]) s[i] = -INFINITY;
 }
 
-// Takes a block's scores into the maxima. Exponentials are exp2(scale * s - shift); earlier results have to be
-// multiplied by `factor`. With LAZY > 0 a maximum is kept as long as no exponential exceeds 2^LAZY, and most factors
-// are 1.
-template <int LAZY, int N>
-__device__ __forceinline__ void raise(const float (&s)[N], Rows& rows, float scale, float (&shift)[2],
-                                      float (&factor)[2]) {
+// Turns scores into exponentials exp2(scale * (s - top)), and says by what factor earlier results have to be
+// multiplied. With LAZY > 0 the maximum is kept as long as no exponential exceeds 2^LAZY, and most factors are 1.
+template <int LAZY, int POLYNOMIAL, int N>
+__device__ __forceinline__ void exponentials(float (&s)[N], Rows& rows, float scale, float (&factor)[2]) {
   float high[2][2] = {{rows.top[0], rows.top[0]}, {rows.top[1], rows.top[1]}};
 #pragma unroll
   for (int i = 0; i < N; ++i) high[i / 2 % 2][i % 2] = fmaxf(high[i / 2 % 2][i % 2], s[i]);
+  float shift[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float top = fmaxf(high[r][0], high[r][1]);
@@ -167,13 +159,8 @@ __device__ __forceinline__ void raise(const float (&s)[N], Rows& rows, float sca
     rows.top[r] = top;
     rows.sum[r] *= factor[r];
   }
-}
-
-// The exponentials of registers FROM..TO, in place; of eight, POLYNOMIAL are left to the FMA units.
-template <int FROM, int TO, int POLYNOMIAL, int N>
-__device__ __forceinline__ void exponentials(float (&s)[N], Rows& rows, float scale, const float (&shift)[2]) {
 #pragma unroll
-  for (int i = FROM; i < TO; ++i) {
+  for (int i = 0; i < N; ++i) {
     float x = fmaf(s[i], scale, -shift[i / 2 % 2]);
     s[i] = i % 8 < POLYNOMIAL ? exp2_polynomial(x) : exp2_fast(x);
     rows.sum[i / 2 % 2] += s[i];
@@ -467,9 +454,8 @@ __global__ void __launch_bounds__(128) attention(const T* q, const T* k, const T
         const int visible[2] = {limit[t][0] - from, limit[t][1] - from};
         hide(s[t], visible);
       }
-      float shift[2], factor[2];
-      raise<0>(s[t], rows[t], scale, shift, factor);
-      exponentials<0, KEYS / 2, 0>(s[t], rows[t], scale, shift);
+      float factor[2];
+      exponentials<0, 0>(s[t], rows[t], scale, factor);
       multiply(o[t], factor);
       round_pairs(s[t], probabilities[t]);
     }
@@ -1001,7 +987,7 @@ __device__ __forceinline__ void consume(const Tiles& p, const Storage& shared, v
       pass_turn();
     }
 
-    float s[BLOCK_N / 2], o[HEAD / 2], shift[2], factor[2];
+    float s[BLOCK_N / 2], o[HEAD / 2], factor[2];
     uint32_t probabilities[BLOCK_N / 4];
     Rows rows;
 #pragma unroll
@@ -1022,8 +1008,7 @@ __device__ __forceinline__ void consume(const Tiles& p, const Storage& shared, v
     k_ring.advance();
     if (block == 0) release(shared.q_free());
     if (block >= seen_by_all) mask(block);
-    raise<MAX_EXPONENT>(s, rows, scale, shift, factor);
-    exponentials<0, BLOCK_N / 2, BY_POLYNOMIAL>(s, rows, scale, shift);
+    exponentials<MAX_EXPONENT, BY_POLYNOMIAL>(s, rows, scale, factor);
     round_pairs(s, probabilities);
 
     while (--block >= 0) {
@@ -1043,17 +1028,13 @@ __device__ __forceinline__ void consume(const Tiles& p, const Storage& shared, v
       k_ring.advance();
       if (block == 0) release(shared.q_free());  // the producer may load the next tile's
       if (block >= seen_by_all) mask(block);
-      raise<MAX_EXPONENT>(s, rows, scale, shift, factor);
-      constexpr int EARLY = BLOCK_N / 2 * OVERLAP / 8 / 4 * 4;
-      exponentials<0, EARLY, BY_POLYNOMIAL>(s, rows, scale, shift);
-      settle(s);
+      exponentials<MAX_EXPONENT, BY_POLYNOMIAL>(s, rows, scale, factor);
       // The assembler moves the wait to before the exponentials, unless a branch that depends on them is between.
       if (rows.sum[0] + rows.sum[1] < 0.0f) __nanosleep(1);  // never
       wgmma_wait<0>();  // the output so far
       settle(o);
       release(shared.v_free(v_ring.stage));
       v_ring.advance();
-      exponentials<EARLY, BLOCK_N / 2, BY_POLYNOMIAL>(s, rows, scale, shift);
       if (MAX_EXPONENT == 0 || __any_sync(0xffffffff, factor[0] != 1.0f || factor[1] != 1.0f)) multiply(o, factor);
       round_pairs(s, probabilities);
     }
@@ -1239,7 +1220,6 @@ def _wgmma_library(dtype, head, causal):
         HEAVY_FIRST=CONFIG["HEAVY_FIRST"],
         MAX_EXPONENT=CONFIG["MAX_EXPONENT"],
         BY_POLYNOMIAL=CONFIG["BY_POLYNOMIAL"],
-        OVERLAP=CONFIG["OVERLAP"],
     )
 
 
@@ -1253,9 +1233,7 @@ def _block_n(head, causal):
 class _Plan:
     """How a call of given shapes, strides and dtype is made."""
 
-    def __init__(self, q, k, v, q_stride, k_stride, v_stride, dtypes, causal, target, aligned, positive):
-        _check(q, k, v, dtypes)
-        dtype = dtypes[0]
+    def __init__(self, q, k, v, q_stride, k_stride, v_stride, dtype, causal, target, aligned, positive):
         batch, heads, queries, head_dim = q
         kv_heads, keys = k[1], k[2]
         if causal:
@@ -1268,8 +1246,15 @@ class _Plan:
         tiles = batch * heads * -(-queries // (64 * _warpgroups(head)))
         wgmma = wgmma and (3 * tiles >= target.sms or keys < 2048)  # else it is better to split the keys
         # A layout that the kernel does not read, or not 16 bytes at a time, is worth a copy.
+        aligned = (
+            aligned
+            and all(
+                size == 1 or (step % 8 == 0 and (step or not wgmma))  # the copy engine takes no stride of 0
+                for shape, stride in zip((q, k, v), strides, strict=True)
+                for size, step in zip(shape[:3], stride[:3], strict=True)
+            )
+        )
         wide = head_dim % 8 == 0  # whole 16-byte pieces
-        aligned = aligned and all(map(_in_pieces, (q, k, v), strides, [wgmma] * 3))
         self.copied = any(stride[3] != 1 for stride in strides) or (not simt and wide and not aligned)
         if self.copied:
             return
@@ -1298,12 +1283,6 @@ class _Plan:
         self.scale = LOG2_E / math.sqrt(head_dim)
 
 
-def _in_pieces(shape, stride, by_tensor_copy):
-    """Whether all rows start on 16 bytes when the first does; the copy engine wants neighbours apart, too."""
-    of_rows = zip(shape[:3], stride[:3], strict=True)
-    return all(size == 1 or (step % 8 == 0 and (step > 0 or not by_tensor_copy)) for size, step in of_rows)
-
-
 def _splits(tiles, keys, sms, decode):
     """(number of splits, keys of each), so that all multiprocessors have work."""
     step = 4 * CONFIG["DECODE_KEYS"] if decode else 64  # a split is whole turns of the warps, or whole key blocks
@@ -1318,13 +1297,12 @@ def _plan(*of_call):
     return _Plan(*of_call)
 
 
-def _check(q, k, v, dtypes):
-    """Raises: TypeError for the dtypes, ValueError for the shapes."""
-    if dtypes[0] not in TYPES or len(set(dtypes)) > 1:
-        raise TypeError(f"attention takes fp16, bf16 or fp32, the same for q, k and v, not {dtypes}")
-    fits = len(q) == len(k) == 4 and k == v and q[0] == k[0] and q[3] == k[3]
-    if not fits or q[1] % (k[1] or 1):
-        raise ValueError(f"q, k, v have shapes {list(q)}, {list(k)}, {list(v)}")
+def _check(q, k, v):
+    if q.dtype not in TYPES or k.dtype != q.dtype or v.dtype != q.dtype:
+        raise TypeError(f"attention takes fp16, bf16 or fp32, the same for all, not {q.dtype}, {k.dtype}, {v.dtype}")
+    fits = q.dim() == k.dim() == 4 and k.shape == v.shape and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3]
+    if not fits or (k.shape[1] and q.shape[1] % k.shape[1]):
+        raise ValueError(f"q, k, v have shapes {list(q.shape)}, {list(k.shape)}, {list(v.shape)}")
 
 
 def kernel_fn(q, k, v, causal=True, scale=None):
@@ -1333,10 +1311,10 @@ def kernel_fn(q, k, v, causal=True, scale=None):
     Raises: TypeError or ValueError for arguments that do not fit together.
     """
     if q.numel() == 0 or k.numel() == 0:
-        _check(q.shape, k.shape, v.shape, (q.dtype, k.dtype, v.dtype))
+        _check(q, k, v)
         return torch.zeros(q.shape, dtype=q.dtype, device=q.device)  # a sum over no key
     aligned = (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16 == 0
-    of_call = (q.dtype, k.dtype, v.dtype), causal, target_of(q), aligned, scale is None or scale > 0
+    of_call = q.dtype, causal, target_of(q), aligned, scale is None or scale > 0
     plan = _plan(q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), *of_call)
     if plan.copied:
         return kernel_fn(*(x.clone(memory_format=torch.contiguous_format) for x in (q, k, v)), causal, scale)

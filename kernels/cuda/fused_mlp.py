@@ -34,7 +34,7 @@ TUNABLES = {
     "STAGES": [0, 3, 4, 5, 6],  # stages of the ring; 0, or more than fit: as many as fit
     "HEAD_START": [0, 1, 2],  # steps by which one half of a coop tile is ahead, to write while the other multiplies
     "STORE_BUFFERS": [1, 2],  # buffers of 16 rows by 64 columns per warp through which results are written
-    "SPLIT": [0, 1, 2, 4],  # pieces along K of the tiles of the last round, if it has room; 0: chosen from the shape
+    "SPLIT": [0, 1, 2, 4, 8],  # pieces along K of the tiles of the last round; 0: chosen from the shape
     "SKINNY": [0, 4, 8, 16],  # up to so many rows the streaming kernel is used
 }
 CONFIG = {
@@ -210,12 +210,11 @@ DEVICE void keep_order(float& v) { asm volatile("" : "+f"(v)::"memory"); }  // v
 struct Cut {
   int rows, cols;     // tiles of a worker (a block, or a cluster) along M and along N
   int group;
-  int whole;          // tiles summed in one piece
-  int rest, hands;    // the later ones, whose steps are shared out evenly among so many hands
-  int stride;         // hand h's second piece is so many items after its first
+  int whole;          // tiles summed in one piece; the later ones are cut into `splits` pieces along K
+  int splits, items;  // items: whole tiles and pieces
   int blocks;         // steps of K in a tile
 };
-struct Place { int row, col, first, last, piece; };  // steps first..last (none: no work); piece -1: all steps
+struct Place { int row, col, first, last, piece; };  // steps first..last of a tile; piece -1: all of them
 
 DEVICE void find_tile(const Cut& c, int tile, Place& at) {
   const int per_group = c.group * c.cols, group = tile / per_group, first = group * c.group;
@@ -223,23 +222,16 @@ DEVICE void find_tile(const Cut& c, int tile, Place& at) {
   at.row = first + inside % height;
   at.col = inside / height;
 }
-DEVICE i64 first_step(const Cut& c, int hand) { return (i64)c.rest * c.blocks * hand / c.hands; }
 DEVICE Place find(const Cut& c, int item) {
-  Place at = {};
+  Place at;
+  at.first = 0, at.last = c.blocks, at.piece = -1;
   int tile = item;
-  if (item < c.whole) {
-    at.last = c.blocks;
-    at.piece = -1;
-  } else {
-    const int hand = (item - c.whole) % c.stride, second = (item - c.whole) / c.stride;
-    if (hand >= c.hands || second > 1) return at;
-    // Steps start..end of all the rest: no more than a tile has, so they lie in one tile or in two.
-    const i64 start = first_step(c, hand), end = first_step(c, hand + 1), other = start / c.blocks + second;
-    at.first = (int)max(start - other * c.blocks, (i64)0);
-    at.last = (int)min(end - other * c.blocks, (i64)c.blocks);
-    if (at.first >= at.last) return at;
-    at.piece = second * c.hands + hand;
-    tile = c.whole + (int)other;
+  if (item >= c.whole && c.splits > 1) {
+    at.piece = item - c.whole;
+    tile = c.whole + at.piece / c.splits;
+    const int part = at.piece % c.splits;
+    at.first = (int)((i64)c.blocks * part / c.splits);
+    at.last = (int)((i64)c.blocks * (part + 1) / c.splits);
   }
   find_tile(c, tile, at);
   return at;
@@ -302,22 +294,7 @@ template <class T> DEVICE float gated(float gate_value, float up, int kind) {
   return v[0];
 }
 
-// Sum of four neighbours over the pieces of a tile of the rest, in order; they are at `from` in pieces of that `size`.
-DEVICE float4 sum_pieces(const Cut& c, const float* pieces, int tile, int cluster, int rank, i64 size, i64 from) {
-  const i64 start = (i64)tile * c.blocks, end = start + c.blocks, total = (i64)c.rest * c.blocks;
-  float4 sum = make_float4(0, 0, 0, 0);
-  // From the hand that has step `start`: the last one whose first step is not beyond it.
-  for (int hand = (int)(((start + 1) * c.hands - 1) / total); hand < c.hands; ++hand) {
-    const i64 first = first_step(c, hand);
-    if (first >= end) break;
-    const i64 piece = (first < start ? c.hands : 0) + hand;
-    const float4 v = *(const float4*)(pieces + (piece * cluster + rank) * size + from);
-    sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
-  }
-  return sum;
-}
-
-// Adds the pieces of tile blockIdx.x / cluster of the rest.
+// Adds the pieces of tile whole + blockIdx.x / cluster, in order.
 template <class T, bool GATED>
 __global__ void __launch_bounds__(256, 4)
     add_pieces(const Cut cut, const Result r, int cluster, int tile_rows, int tile_cols) {
@@ -328,10 +305,18 @@ __global__ void __launch_bounds__(256, 4)
   if (index >= tile_rows * cols) return;
   const int row = index / cols, col = index % cols;
   const i64 size = (i64)tile_rows * tile_cols;
-  const i64 from = (i64)row * tile_cols + col;
-  float4 v = sum_pieces(cut, r.pieces, tile, cluster, rank, size, from);
+  const float* from = r.pieces + ((i64)tile * cut.splits * cluster + rank) * size + row * tile_cols + col;
+  auto sum = [&](const float* p) {
+    float4 v = *(const float4*)p;
+    for (int s = 1; s < cut.splits; ++s) {
+      const float4 more = *(const float4*)(p + s * cluster * size);
+      v.x += more.x, v.y += more.y, v.z += more.z, v.w += more.w;
+    }
+    return v;
+  };
+  float4 v = sum(from);
   if constexpr (GATED) {
-    const float4 up = sum_pieces(cut, r.pieces, tile, cluster, rank, size, from + cols);
+    const float4 up = sum(from + cols);
     v.x = gated<T>(v.x, up.x, r.activation), v.y = gated<T>(v.y, up.y, r.activation);
     v.z = gated<T>(v.z, up.z, r.activation), v.w = gated<T>(v.w, up.w, r.activation);
   }
@@ -399,9 +384,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
       int stage = 0;
       u32 parity = 1;  // of the phase before the first: a fresh barrier counts it as complete
-      for (int item = worker;; item += workers) {
+      for (int item = worker; item < cut.items; item += workers) {
         const Place at = find(cut, item);
-        if (at.first >= at.last) break;
         const int m = (at.row * CLUSTER + rank) * Tile::BLOCK_ROWS, n = at.col * OUT_COLS;
         for (int step = at.first; step < at.last; ++step) {
           const u32 a = ring + stage * Tile::STAGE_BYTES, b = a + Tile::A_BYTES, ready = full + 8 * stage;
@@ -442,22 +426,20 @@ __global__ void __launch_bounds__(THREADS, 1)
     float sums[ROWS / 64][COLS / 2];
     u32 steps = 0;  // of all items so far: which stage comes next, and which of its phases
     int buffer = 0;
-    int item = worker, turn = 0;
-    Place next = find(cut, item);
-    const bool busy = next.first < next.last;
+    int turn = 0;
     // A wait for a stage can only tell a phase from the one before it. So a warpgroup starts on its tile when the other
     // has seen all of its own stages filled.
-    if (Tile::PINGPONG && busy && group == 1) turn_pass(0);
+    if (Tile::PINGPONG && group == 1) turn_pass(0);
     // Halves of one tile: with a head start of some steps, one half writes its result while the other still multiplies.
-    bool ahead = !Tile::PINGPONG && HEAD_START > 0 && busy;
+    const bool ahead = !Tile::PINGPONG && HEAD_START > 0;
     if (ahead && group == 1) turn_wait(1);
-    while (next.first < next.last) {
+    Place next = find(cut, worker);
+    for (int item = worker; item < cut.items; item += workers) {
       const Place at = next;
       const int length = at.last - at.first;
-      item += workers;
       if (Tile::PINGPONG && turn++ % 2 != group) {
         steps += length;
-        next = find(cut, item);
+        next = find(cut, min(item + workers, cut.items - 1));
         continue;
       }
       if (Tile::PINGPONG) turn_wait(group);
@@ -477,14 +459,15 @@ __global__ void __launch_bounds__(THREADS, 1)
           for (int m = 0; m < ROWS / 64; ++m)
             wgmma(T{}, sums[m], desc_a + m * (8192 >> 4) + k * NEXT, desc_b + k * NEXT, step + k > 0);
         wgmma_commit();
-        if (ahead && group == 0 && step == min(HEAD_START, length) - 1) turn_pass(1), ahead = false;
-        if (step == 0) next = find(cut, item);  // divisions, behind the tensor cores' back
+        if (ahead && group == 0 && item == worker && step == min(HEAD_START, length) - 1) turn_pass(1);
+        // Divisions, behind the tensor cores' back.
+        if (step == 0) next = find(cut, min(item + workers, cut.items - 1));
         wgmma_wait<1>();  // the step before this one is done: its stage may be filled again
         if (step > 0) release(before);
         before = stage;
         if (++stage == STAGES) stage = 0, parity ^= 1;
       }
-      if (Tile::PINGPONG && next.first < next.last) turn_pass(1 - group);
+      if (Tile::PINGPONG && item + workers < cut.items) turn_pass(1 - group);
       wgmma_wait<0>();
       release(before);
 #pragma unroll
@@ -623,7 +606,6 @@ __global__ void __launch_bounds__(256, 2)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int wm = warp % 2 * 64, wn = warp / 2 * (COLS / 4);  // a warp: 64 rows by 32 columns, or by 16 of each operand
   const Place at = find(cut, blockIdx.x);
-  if (at.first >= at.last) return;
   const i64 row0 = (i64)at.row * G_TILE, col0 = (i64)at.col * COLS, k0 = (i64)at.first * G_STEP;
   const Loader<128> load_a(a, row0, k0);
   const Loader<COLS> load_b(b, col0, k0), load_up(GATED ? up : b, col0, k0);
@@ -735,7 +717,6 @@ __global__ void __launch_bounds__(256, 2)
   constexpr int COLS = GATED ? 64 : 128;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const Place at = find(cut, blockIdx.x);
-  if (at.first >= at.last) return;
   const i64 row0 = (i64)at.row * F_TILE, col0 = (i64)at.col * COLS, k0 = (i64)at.first * F_STEP;
   const Loader32<128> load_a(a, row0, k0);
   const Loader32<COLS> load_b(b, col0, k0), load_up(GATED ? up : b, col0, k0);
@@ -796,7 +777,6 @@ __global__ void __launch_bounds__(256)
   __shared__ float parts[8][SIDES][16][17];                     // [warp][weight][its row][row of x]
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const Place at = find(cut, blockIdx.x);
-  if (at.first >= at.last) return;
   const i64 n0 = (i64)at.col * S_COLS, last = min((i64)at.last * S_STEP, K);
   const uint4 zero = make_uint4(0, 0, 0, 0);
   float sums[SIDES][2][4] = {};
@@ -861,7 +841,6 @@ __global__ void __launch_bounds__(256)
   constexpr int SIDES = GATED ? 2 : 1;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Place at = find(cut, blockIdx.x);
-  if (at.first >= at.last) return;
   const i64 n0 = (i64)at.col * S_COLS + warp * 2, last = min((i64)at.last * S_STEP, K);
   for (i64 m0 = 0; m0 < x.count; m0 += SF_ROWS) {
     float sums[SF_ROWS][2][SIDES] = {};
@@ -966,7 +945,7 @@ struct StagePlan {
   i64 b_row, b_k, b_k_major, b_vectors;
   i64 up_row, up_k, up_k_major, up_vectors;
   i64 out_row;
-  i64 rows, cols, group, whole, rest, hands, stride, blocks, grid;
+  i64 rows, cols, group, whole, splits, items, blocks, workers;
 };
 struct Plan {
   i64 type, activation;
@@ -984,10 +963,11 @@ struct Call {
 
 template <class T, bool GATED>
 static cudaError_t finish(const Call& c, cudaError_t error, int cluster, int tile_rows, int tile_cols) {
-  if (error != cudaSuccess || c.cut.hands == 0) return error;
+  if (error != cudaSuccess || c.cut.splits == 1) return error;
+  const int tiles = (c.cut.items - c.cut.whole) / c.cut.splits * cluster;
   const int elements = tile_rows * tile_cols / (GATED ? 2 : 1);
-  return launch(add_pieces<T, GATED>, dim3(c.cut.rest * cluster, (elements + 1023) / 1024), 256, 0, 1, c.stream, c.cut,
-                c.r, cluster, tile_rows, tile_cols);
+  return launch(add_pieces<T, GATED>, dim3(tiles, (elements + 1023) / 1024), 256, 0, 1, c.stream, c.cut, c.r, cluster,
+                tile_rows, tile_cols);
 }
 
 template <class T, bool GATED, class Tile> static cudaError_t run_tensor(const Call& c) {
@@ -998,8 +978,8 @@ template <class T, bool GATED, class Tile> static cudaError_t run_tensor(const C
                      (!GATED || encode<T>(&up, c.up.data, c.p.K, c.p.N, c.up.row, Tile::COLS / 2)) &&
                      (!tensor_out || encode<T>(&out, c.r.data, c.p.N, c.p.M, c.r.row, 16));
   if (!taken) return cudaErrorNotSupported;
-  const dim3 grid((u32)c.p.grid * Tile::CLUSTER);
-  const cudaError_t error = launch(product_tensor<T, GATED, Tile>, grid, THREADS, Tile::SHARED, Tile::CLUSTER,
+  const int blocks = (int)(c.p.workers < c.p.items ? c.p.workers : c.p.items) * Tile::CLUSTER;
+  const cudaError_t error = launch(product_tensor<T, GATED, Tile>, dim3(blocks), THREADS, Tile::SHARED, Tile::CLUSTER,
                                    c.stream, a, b, up, out, c.cut, c.r, (int)tensor_out);
   return finish<T, GATED>(c, error, Tile::CLUSTER, Tile::BLOCK_ROWS, Tile::COLS);
 }
@@ -1009,20 +989,20 @@ template <class T, bool GATED, class Large> static cudaError_t run(const Call& c
     case TENSOR: return run_tensor<T, GATED, Large>(c);
     case TENSOR_SMALL: return run_tensor<T, GATED, Tile<64, 128, false, 1>>(c);
     case ANY: {
-      const cudaError_t error = launch(product_any<T, GATED>, dim3((u32)c.p.grid), 256, G_SHARED, 1, c.stream, c.a, c.b,
+      const cudaError_t error = launch(product_any<T, GATED>, dim3(c.cut.items), 256, G_SHARED, 1, c.stream, c.a, c.b,
                                        c.up, c.p.K, c.cut, c.r);
       return finish<T, GATED>(c, error, 1, G_TILE, G_TILE);
     }
     default: {
-      const cudaError_t error = launch(product_skinny<T, GATED>, dim3((u32)c.p.grid), 256, 0, 1, c.stream, c.a, c.b,
-                                       c.up, c.p.K, c.cut, c.r);
+      const cudaError_t error = launch(product_skinny<T, GATED>, dim3(c.cut.items), 256, 0, 1, c.stream, c.a, c.b, c.up,
+                                       c.p.K, c.cut, c.r);
       return finish<T, GATED>(c, error, 1, 16, GATED ? 2 * S_COLS : S_COLS);
     }
   }
 }
 template <bool GATED> static cudaError_t run_fp32(const Call& c) {
   const bool skinny = c.p.path == SKINNY_ROWS;
-  const cudaError_t error = launch(skinny ? skinny_fp32<GATED> : product_fp32<GATED>, dim3((u32)c.p.grid), 256,
+  const cudaError_t error = launch(skinny ? skinny_fp32<GATED> : product_fp32<GATED>, dim3(c.cut.items), 256,
                                    skinny ? 0 : F_SHARED, 1, c.stream, c.a, c.b, c.up, c.p.K, c.cut, c.r);
   if (skinny) return finish<float, GATED>(c, error, 1, 16, GATED ? 2 * S_COLS : S_COLS);
   return finish<float, GATED>(c, error, 1, F_TILE, F_TILE);
@@ -1034,7 +1014,7 @@ static Call call_of(const StagePlan& p, const void* a, const void* b, const void
       {a, p.M, p.a_row, p.a_k, (int)p.a_k_major, (int)p.a_vectors},
       {b, p.N, p.b_row, p.b_k, (int)p.b_k_major, (int)p.b_vectors},
       {up, p.N, p.up_row, p.up_k, (int)p.up_k_major, (int)p.up_vectors},
-      {(int)p.rows, (int)p.cols, (int)p.group, (int)p.whole, (int)p.rest, (int)p.hands, (int)p.stride, (int)p.blocks},
+      {(int)p.rows, (int)p.cols, (int)p.group, (int)p.whole, (int)p.splits, (int)p.items, (int)p.blocks},
       {out, p.M, p.N, p.out_row, pieces, (int)activation},
       p,
       stream,
@@ -1150,25 +1130,23 @@ def _side(count, inner, row, k, aligned, width):
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """The tiles of one kernel, `whole` in one piece, the rest with their steps of K shared out among `hands`."""
+    """The tiles of one kernel, `whole` in one piece, the later ones in `splits` pieces along K."""
 
     rows: int
     cols: int
     whole: int
-    rest: int
-    hands: int
-    stride: int  # from the first to the second piece of a hand
+    splits: int
+    items: int
     blocks: int
-    grid: int
+    workers: int
     cycles: float
     floats: int  # of all pieces
 
     def fields(self):
-        numbers = (self.rows, self.cols, CONFIG["GROUP"], self.whole, self.rest, self.hands, self.stride)
-        return (*numbers, self.blocks, self.grid)
+        return (self.rows, self.cols, CONFIG["GROUP"], self.whole, self.splits, self.items, self.blocks, self.workers)
 
 
-def _cut(rows, cols, blocks, workers, block_cycles, piece, persistent=False):
+def _cut(rows, cols, blocks, workers, block_cycles, piece):
     """The fastest cut of rows x cols tiles and `blocks` steps of k: only the last round may be split.
 
     A worker takes `block_cycles` for a step, and a tile has `piece` sums.
@@ -1176,30 +1154,23 @@ def _cut(rows, cols, blocks, workers, block_cycles, piece, persistent=False):
     tiles = rows * cols
     rest = tiles % workers
 
-    def cycles(hands):
-        """Of the last round; a hand's steps lie in two tiles where the tiles are not cut into equal pieces."""
-        if hands == rest:
-            return blocks * block_cycles if rest else 0
-        pieces = hands if hands % rest == 0 else hands + rest
-        return _ceil(rest * blocks, hands) * block_cycles + PIECES_CYCLES + pieces * piece * 4 / PIECES_BYTES
+    def cycles(splits):
+        rounds = _ceil(rest * splits, workers) * _ceil(blocks, splits)
+        pieces = PIECES_CYCLES + rest * splits * piece * 4 / PIECES_BYTES if splits > 1 else 0
+        return rounds * block_cycles + pieces
 
-    most = min(workers, rest * blocks)
-    even = range(rest, most + 1, rest) if rest else [0]
-    hands = min(rest * CONFIG["SPLIT"], even[-1]) or min({*even, most}, key=cycles)
-    total = tiles // workers * blocks * block_cycles + cycles(hands)
-    if hands == rest:  # nothing is cut
-        grid = min(tiles, workers) if persistent else tiles
-        return _Cut(rows, cols, tiles, 0, 0, 1, blocks, grid, total, 0)
-    whole = tiles - rest
-    stride = workers if persistent and whole else hands
-    grid = stride if persistent else whole + 2 * hands
-    return _Cut(rows, cols, whole, rest, hands, stride, blocks, grid, total, 2 * hands * piece)
+    most = max(min(blocks, 64, 3 * workers // rest), 1) if rest else 1
+    splits = min(CONFIG["SPLIT"], most) or min(range(1, most + 1), key=cycles)
+    whole = tiles if splits == 1 else tiles - rest
+    items = whole + (tiles - whole) * splits
+    total = tiles // workers * blocks * block_cycles + cycles(splits)
+    return _Cut(rows, cols, whole, splits, items, blocks, workers, total, (items - whole) * piece)
 
 
 def _tensor_cut(m, n, k, rows, cols, cluster, slowdown, sms):
     block_cycles = rows * cols * 64 / 2048 * slowdown  # multiply-adds of a multiprocessor's tensor cores in a cycle
     tiles, piece = (_ceil(m, rows * cluster), _ceil(n, cols)), cluster * rows * cols
-    return _cut(*tiles, _ceil(k, 64), max(sms // cluster, 1), block_cycles, piece, persistent=True)
+    return _cut(*tiles, _ceil(k, 64), max(sms // cluster, 1), block_cycles, piece)
 
 
 def _stage(tile, a, weights, k, out_row, itemsize, target):

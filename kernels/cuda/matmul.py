@@ -34,18 +34,16 @@ TUNABLES = {
         "pingpong_64x256",
     ],
     "CLUSTER": [1, 2],  # blocks, neighbours along M, that share their tiles of a B that lies along K
-    "SHARE_N": [0, 1],  # 1: share a B that lies along N, too (never run on a GPU; sharing it by halves of k was wrong)
     "GROUP": [4, 8, 16, 32],  # rows of clusters that are walked together, for reuse in the L2 cache
     "STAGES": [0, 3, 4, 5, 6],  # stages of the ring; 0, or more than fit: as many as fit
     "HEAD_START": [0, 1, 2],  # steps by which one half of a coop tile is ahead, to write while the other multiplies
     "STORE_BUFFERS": [1, 2],  # buffers of 16 rows by 64 columns per warp through which results are written
-    "SPLIT": [0, 1, 2, 4],  # pieces along K of the tiles of the last round, if it has room; 0: chosen from the shape
+    "SPLIT": [0, 1, 2, 4, 8],  # pieces along K of the tiles of the last round; 0: chosen from the shape
     "SKINNY": [0, 4, 8, 16],  # up to so many rows or columns the streaming kernel is used
 }
 CONFIG = {
     "TILE": "coop_128x256",
     "CLUSTER": 2,
-    "SHARE_N": 0,
     "GROUP": 8,
     "STAGES": 0,
     "HEAD_START": 0,
@@ -215,13 +213,12 @@ DEVICE void keep_order(float& v) { asm volatile("" : "+f"(v)::"memory"); }  // v
 struct Cut {
   int rows, cols;     // tiles of a worker (a block, or a cluster) along M and along N
   int group;
-  int whole;          // tiles summed in one piece
-  int rest, hands;    // the later ones, whose steps are shared out evenly among so many hands
-  int stride;         // hand h's second piece is so many items after its first
+  int whole;          // tiles summed in one piece; the later ones are cut into `splits` pieces along K
+  int splits, items;  // items: whole tiles and pieces
   int blocks;         // steps of K in a tile
   int size1, size2;   // batch sizes but the outermost
 };
-struct Place { int row, col, batch, first, last, piece; };  // steps first..last (none: no work); piece -1: all steps
+struct Place { int row, col, batch, first, last, piece; };  // steps first..last of a tile; piece -1: all of them
 
 DEVICE void find_tile(const Cut& c, int tile, Place& at) {
   const int per_batch = c.rows * c.cols;
@@ -232,23 +229,16 @@ DEVICE void find_tile(const Cut& c, int tile, Place& at) {
   at.row = first + inside % height;
   at.col = inside / height;
 }
-DEVICE i64 first_step(const Cut& c, int hand) { return (i64)c.rest * c.blocks * hand / c.hands; }
 DEVICE Place find(const Cut& c, int item) {
-  Place at = {};
+  Place at;
+  at.first = 0, at.last = c.blocks, at.piece = -1;
   int tile = item;
-  if (item < c.whole) {
-    at.last = c.blocks;
-    at.piece = -1;
-  } else {
-    const int hand = (item - c.whole) % c.stride, second = (item - c.whole) / c.stride;
-    if (hand >= c.hands || second > 1) return at;
-    // Steps start..end of all the rest: no more than a tile has, so they lie in one tile or in two.
-    const i64 start = first_step(c, hand), end = first_step(c, hand + 1), other = start / c.blocks + second;
-    at.first = (int)max(start - other * c.blocks, (i64)0);
-    at.last = (int)min(end - other * c.blocks, (i64)c.blocks);
-    if (at.first >= at.last) return at;
-    at.piece = second * c.hands + hand;
-    tile = c.whole + (int)other;
+  if (item >= c.whole && c.splits > 1) {
+    at.piece = item - c.whole;
+    tile = c.whole + at.piece / c.splits;
+    const int part = at.piece % c.splits;
+    at.first = (int)((i64)c.blocks * part / c.splits);
+    at.last = (int)((i64)c.blocks * (part + 1) / c.splits);
   }
   find_tile(c, tile, at);
   return at;
@@ -278,22 +268,7 @@ template <class T> DEVICE void put_at(const Result& r, int batch, i64 row, i64 c
   if (row < r.rows && col < r.cols) put((T*)r.data + batch * r.batch + row * r.row + col * r.col, v);
 }
 
-// Sum of four neighbours over the pieces of a tile of the rest, in order; they are at `from` in pieces of that `size`.
-DEVICE float4 sum_pieces(const Cut& c, const float* pieces, int tile, int cluster, int rank, i64 size, i64 from) {
-  const i64 start = (i64)tile * c.blocks, end = start + c.blocks, total = (i64)c.rest * c.blocks;
-  float4 sum = make_float4(0, 0, 0, 0);
-  // From the hand that has step `start`: the last one whose first step is not beyond it.
-  for (int hand = (int)(((start + 1) * c.hands - 1) / total); hand < c.hands; ++hand) {
-    const i64 first = first_step(c, hand);
-    if (first >= end) break;
-    const i64 piece = (first < start ? c.hands : 0) + hand;
-    const float4 v = *(const float4*)(pieces + (piece * cluster + rank) * size + from);
-    sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
-  }
-  return sum;
-}
-
-// Adds the pieces of tile blockIdx.x / cluster of the rest.
+// Adds the pieces of tile whole + blockIdx.x / cluster, in order.
 template <class T>
 __global__ void __launch_bounds__(256)
     add_pieces(const Cut cut, const Result r, int cluster, int tile_rows, int tile_cols) {
@@ -302,7 +277,12 @@ __global__ void __launch_bounds__(256)
   find_tile(cut, cut.whole + tile, at);
   const i64 size = (i64)tile_rows * tile_cols, index = ((i64)blockIdx.y * 256 + threadIdx.x) * 4;
   if (index >= size) return;
-  const float4 sum = sum_pieces(cut, r.pieces, tile, cluster, rank, size, index);
+  const float* from = r.pieces + ((i64)tile * cut.splits * cluster + rank) * size + index;
+  float4 sum = *(const float4*)from;
+  for (int s = 1; s < cut.splits; ++s) {
+    const float4 more = *(const float4*)(from + s * cluster * size);
+    sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+  }
   const i64 row = ((i64)at.row * cluster + rank) * tile_rows + index / tile_cols;
   const i64 col = (i64)at.col * tile_cols + index % tile_cols;
   put_at<T>(r, at.batch, row, col, sum.x);
@@ -318,7 +298,7 @@ const int SHARED_BYTES = 227 << 10;
 const int STORE_BYTES = 16 * STEP * 2;  // a warp's rows by 64 columns of the result
 
 template <int ROWS_, int COLS_, bool PINGPONG_, int CLUSTER_> struct Tile {
-  using AlongN = Tile<ROWS_, COLS_, PINGPONG_, SHARE_N ? CLUSTER_ : 1>;  // for a B that lies along N
+  using Alone = Tile<ROWS_, COLS_, PINGPONG_, 1>;
   static constexpr int ROWS = ROWS_, COLS = COLS_, CLUSTER = CLUSTER_;  // ROWS: of a warpgroup
   static constexpr bool PINGPONG = PINGPONG_;
   static constexpr int BLOCK_ROWS = PINGPONG ? ROWS : 2 * ROWS;
@@ -368,9 +348,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
       int stage = 0;
       u32 parity = 1;  // of the phase before the first: a fresh barrier counts it as complete
-      for (int item = worker;; item += workers) {
+      for (int item = worker; item < cut.items; item += workers) {
         const Place at = find(cut, item);
-        if (at.first >= at.last) break;
         const int m = (at.row * CLUSTER + rank) * Tile::BLOCK_ROWS, n = at.col * COLS;
         const int inner = at.batch % cut.size2, outer = at.batch / cut.size2;
         const int ai = inner * batches.a_inner, ao = outer * batches.a_outer;
@@ -388,16 +367,14 @@ __global__ void __launch_bounds__(THREADS, 1)
             for (int i = 0; i < Tile::BLOCK_ROWS / 64; ++i)
               tensor_load(a + i * 8192, &map_a, ready, m + 64 * i, k, ai, ao);
           }
-          // A block loads its share of B's columns for all blocks of the cluster.
+          // A block loads its share of B, of the columns or (below) of the k's, for all blocks of the cluster.
           constexpr int PARTS = B_K ? 1 : COLS / 64;
 #pragma unroll
           for (int i = 0; i < PARTS; ++i) {
-            const int part = B_K ? rank * (COLS / CLUSTER) : i * 64;
-            const u32 to = b + part * 128;  // 128 bytes a column, whichever way the tile lies
-            const int x = B_K ? k : n + part, y = B_K ? n + part : k;
-            constexpr u16 ALL = (1 << CLUSTER) - 1;
-            if constexpr (CLUSTER == 1) tensor_load(to, &map_b, ready, x, y, bi, bo);
-            else if (B_K || i % CLUSTER == rank) tensor_load_multicast(to, &map_b, ready, ALL, x, y, bi, bo);
+            const u32 to = b + (B_K ? rank * (COLS / CLUSTER) * 128 : i * 8192 + rank * (STEP / CLUSTER) * 128);
+            const int x = B_K ? k : n + 64 * i, y = B_K ? n + rank * (COLS / CLUSTER) : k + rank * (STEP / CLUSTER);
+            if constexpr (CLUSTER > 1) tensor_load_multicast(to, &map_b, ready, (1 << CLUSTER) - 1, x, y, bi, bo);
+            else tensor_load(to, &map_b, ready, x, y, bi, bo);
           }
           if (++stage == STAGES) stage = 0, parity ^= 1;
         }
@@ -424,22 +401,20 @@ __global__ void __launch_bounds__(THREADS, 1)
     float sums[ROWS / 64][COLS / 2];
     u32 steps = 0;   // of all items so far: which stage comes next, and which of its phases
     int buffer = 0;
-    int item = worker, turn = 0;
-    Place next = find(cut, item);
-    const bool busy = next.first < next.last;
+    int turn = 0;
     // A wait for a stage can only tell a phase from the one before it. So a warpgroup starts on its tile when the other
     // has seen all of its own stages filled.
-    if (Tile::PINGPONG && busy && group == 1) turn_pass(0);
+    if (Tile::PINGPONG && group == 1) turn_pass(0);
     // Halves of one tile: with a head start of some steps, one half writes its result while the other still multiplies.
-    bool ahead = !Tile::PINGPONG && HEAD_START > 0 && busy;
+    const bool ahead = !Tile::PINGPONG && HEAD_START > 0;
     if (ahead && group == 1) turn_wait(1);
-    while (next.first < next.last) {
+    Place next = find(cut, worker);
+    for (int item = worker; item < cut.items; item += workers) {
       const Place at = next;
       const int length = at.last - at.first;
-      item += workers;
       if (Tile::PINGPONG && turn++ % 2 != group) {
         steps += length;
-        next = find(cut, item);
+        next = find(cut, min(item + workers, cut.items - 1));
         continue;
       }
       if (Tile::PINGPONG) turn_wait(group);
@@ -459,14 +434,15 @@ __global__ void __launch_bounds__(THREADS, 1)
           for (int m = 0; m < ROWS / 64; ++m)
             wgmma<A_K, B_K>(T{}, sums[m], desc_a + m * (8192 >> 4) + k * A_NEXT, desc_b + k * B_NEXT, step + k > 0);
         wgmma_commit();
-        if (ahead && group == 0 && step == min(HEAD_START, length) - 1) turn_pass(1), ahead = false;
-        if (step == 0) next = find(cut, item);  // divisions, behind the tensor cores' back
+        if (ahead && group == 0 && item == worker && step == min(HEAD_START, length) - 1) turn_pass(1);
+        // Divisions, behind the tensor cores' back.
+        if (step == 0) next = find(cut, min(item + workers, cut.items - 1));
         wgmma_wait<1>();  // the step before this one is done: its stage may be filled again
         if (step > 0) release(before);
         before = stage;
         if (++stage == STAGES) stage = 0, parity ^= 1;
       }
-      if (Tile::PINGPONG && next.first < next.last) turn_pass(1 - group);
+      if (Tile::PINGPONG && item + workers < cut.items) turn_pass(1 - group);
       wgmma_wait<0>();
       release(before);
 #pragma unroll
@@ -589,7 +565,6 @@ __global__ void __launch_bounds__(256, 2)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int wm = warp % 2 * 64, wn = warp / 2 * 32;
   const Place at = find(cut, blockIdx.x);
-  if (at.first >= at.last) return;
   const i64 row0 = (i64)at.row * G_TILE, col0 = (i64)at.col * G_TILE;
   const i64 k0 = (i64)at.first * G_STEP;
   const Loader load_a(a, batch_offset(a, cut, at.batch), row0, k0);
@@ -696,7 +671,6 @@ __global__ void __launch_bounds__(256, 2)
   auto tiles = (float(*)[2][F_STEP][F_PITCH])dynamic_shared;  // [buffer][operand]
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const Place at = find(cut, blockIdx.x);
-  if (at.first >= at.last) return;
   const i64 row0 = (i64)at.row * F_TILE, col0 = (i64)at.col * F_TILE, k0 = (i64)at.first * F_STEP;
   const Loader32 load_a(a, batch_offset(a, cut, at.batch), row0, k0);
   const Loader32 load_b(b, batch_offset(b, cut, at.batch), col0, k0);
@@ -752,7 +726,6 @@ __global__ void __launch_bounds__(256)
   __shared__ float parts[8][16 * TILES][17];   // [warp][weight row][row of x]
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const Place at = find(cut, blockIdx.x);
-  if (at.first >= at.last) return;
   const i64 n0 = (i64)at.col * 16 * TILES;
   const u16* xs = (const u16*)x.data + batch_offset(x, cut, at.batch);
   const u16* ws = (const u16*)w.data + batch_offset(w, cut, at.batch);
@@ -833,7 +806,6 @@ __global__ void __launch_bounds__(256) skinny_fp32(const Side x, const Side w, i
   __shared__ __align__(16) float parts[8][SF_ROWS][W_K ? 1 : COLS];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Place at = find(cut, blockIdx.x);
-  if (at.first >= at.last) return;
   const i64 n0 = (i64)at.col * COLS, n = n0 + (W_K ? warp * 2 : lane * 4), last = min((i64)at.last * S_STEP, K);
   const float* xs = (const float*)x.data + batch_offset(x, cut, at.batch);
   const float* ws = (const float*)w.data + batch_offset(w, cut, at.batch);
@@ -954,7 +926,7 @@ struct Plan {
   i64 a_row, a_k, a_batch0, a_batch1, a_batch2, a_k_major, a_vectors;
   i64 b_row, b_k, b_batch0, b_batch1, b_batch2, b_k_major, b_vectors;
   i64 out_row, out_col, out_batch;
-  i64 rows, cols, group, whole, rest, hands, stride, blocks, grid;
+  i64 rows, cols, group, whole, splits, items, blocks, workers;
 };
 enum { TENSOR, TENSOR_SMALL, ANY, FP32, SKINNY_ROWS };
 
@@ -962,50 +934,50 @@ struct Call {
   Side a, b;
   Cut cut;
   Result r;
-  int grid;
   const Plan& p;
   cudaStream_t stream;
 };
 
 template <class T> static cudaError_t finish(const Call& c, int cluster, int tile_rows, int tile_cols) {
-  if (c.cut.hands == 0) return cudaSuccess;
-  const dim3 grid(c.cut.rest * cluster, (tile_rows * tile_cols + 1023) / 1024);
-  return launch(add_pieces<T>, grid, 256, 0, 1, c.stream, c.cut, c.r, cluster, tile_rows, tile_cols);
+  if (c.cut.splits == 1) return cudaSuccess;
+  const int tiles = (c.cut.items - c.cut.whole) / c.cut.splits * cluster;
+  return launch(add_pieces<T>, dim3(tiles, (tile_rows * tile_cols + 1023) / 1024), 256, 0, 1, c.stream, c.cut, c.r,
+                cluster, tile_rows, tile_cols);
 }
 
-template <class T> static bool encode_side(CUtensorMap* map, const Side& s, const Plan& p, int rows) {
+template <class T> static bool encode_side(CUtensorMap* map, const Side& s, const Plan& p, int rows, int steps) {
   const i64 K = p.K, sizes[4] = {s.k_major ? K : s.count, s.k_major ? s.count : K, s.batch[2] ? p.batch2 : 1,
                                  s.batch[1] ? p.batch1 : 1};
   // The stride of a dimension of size 1 means nothing, but must be a valid one.
   const i64 strides[4] = {1, s.k_major ? s.row : s.k, s.batch[2] ? s.batch[2] : 8, s.batch[1] ? s.batch[1] : 8};
-  return encode<T>(map, s.data, 4, sizes, strides, 64, s.k_major ? rows : STEP);
+  return encode<T>(map, s.data, 4, sizes, strides, 64, s.k_major ? rows : steps);
 }
 
 template <class T, bool A_K, bool B_K, class Tile> static cudaError_t run_tensor(const Call& c, bool& refused) {
   CUtensorMap a, b, out = {};
   const i64 sizes[3] = {c.p.N, c.p.M, c.p.batch1 * c.p.batch2}, strides[3] = {1, c.r.row, c.r.batch};
   const bool tensor_out = c.p.N % 8 == 0;  // rows of the result start at multiples of 16 bytes
-  refused = !encode_side<T>(&a, c.a, c.p, Tile::BLOCK_ROWS) ||
-            !encode_side<T>(&b, c.b, c.p, Tile::COLS / Tile::CLUSTER) ||
+  refused = !encode_side<T>(&a, c.a, c.p, Tile::BLOCK_ROWS, STEP) ||
+            !encode_side<T>(&b, c.b, c.p, Tile::COLS / Tile::CLUSTER, STEP / Tile::CLUSTER) ||
             (tensor_out && !encode<T>(&out, c.r.data, 3, sizes, strides, 64, 16));
   if (refused) return cudaSuccess;
   const Batches batches = {c.a.batch[2] != 0, c.a.batch[1] != 0, c.b.batch[2] != 0, c.b.batch[1] != 0};
-  cudaError_t error = launch(product_tensor<T, A_K, B_K, Tile>, dim3(c.grid * Tile::CLUSTER), THREADS, Tile::SHARED,
-                             Tile::CLUSTER, c.stream, a, b, out, c.cut, batches, c.r, (int)tensor_out);
+  const int blocks = (int)(c.p.workers < c.p.items ? c.p.workers : c.p.items) * Tile::CLUSTER;
+  cudaError_t error = launch(product_tensor<T, A_K, B_K, Tile>, dim3(blocks), THREADS, Tile::SHARED, Tile::CLUSTER,
+                             c.stream, a, b, out, c.cut, batches, c.r, (int)tensor_out);
   return error == cudaSuccess ? finish<T>(c, Tile::CLUSTER, Tile::BLOCK_ROWS, Tile::COLS) : error;
 }
-// Unless SHARE_N says otherwise, blocks share only a B that lies along K: sharing one that lies along N, each block
-// loading half of the k's, gave wrong products on an H200.
+// Blocks share only a B that lies along K: sharing one that lies along N gave wrong products on an H200.
 template <class T, class Tile> static cudaError_t run_tensor(const Call& c, bool& refused) {
   if (c.a.k_major && c.b.k_major) return run_tensor<T, true, true, Tile>(c, refused);
-  if (c.a.k_major) return run_tensor<T, true, false, typename Tile::AlongN>(c, refused);
+  if (c.a.k_major) return run_tensor<T, true, false, typename Tile::Alone>(c, refused);
   if (c.b.k_major) return run_tensor<T, false, true, Tile>(c, refused);
-  return run_tensor<T, false, false, typename Tile::AlongN>(c, refused);
+  return run_tensor<T, false, false, typename Tile::Alone>(c, refused);
 }
 
 template <class T> static cudaError_t run_any(const Call& c) {
   cudaError_t error =
-      launch(product_any<T>, dim3(c.grid), 256, G_SHARED, 1, c.stream, c.a, c.b, c.p.K, c.cut, c.r);
+      launch(product_any<T>, dim3(c.cut.items), 256, G_SHARED, 1, c.stream, c.a, c.b, c.p.K, c.cut, c.r);
   return error == cudaSuccess ? finish<T>(c, 1, G_TILE, G_TILE) : error;
 }
 
@@ -1017,7 +989,7 @@ template <class T> static cudaError_t run(Call& c) {
     case TENSOR_SMALL: error = run_tensor<T, Tile<64, 128, false, 1>>(c, refused); break;
     case ANY: return run_any<T>(c);
     case SKINNY_ROWS:
-      error = launch(c.b.k_major ? product_skinny<T, true> : product_skinny<T, false>, dim3(c.grid), 256, 0, 1,
+      error = launch(c.b.k_major ? product_skinny<T, true> : product_skinny<T, false>, dim3(c.cut.items), 256, 0, 1,
                      c.stream, c.a, c.b, c.p.K, c.cut, c.r);
       return error == cudaSuccess ? finish<T>(c, 1, 16, c.b.k_major ? 16 : 64) : error;
     default: return cudaErrorInvalidValue;
@@ -1025,16 +997,15 @@ template <class T> static cudaError_t run(Call& c) {
   if (!refused) return error;
   // Strides that the copy engine does not take.
   c.cut.rows = (int)((c.p.M + G_TILE - 1) / G_TILE), c.cut.cols = (int)((c.p.N + G_TILE - 1) / G_TILE);
-  c.cut.blocks = (int)((c.p.K + G_STEP - 1) / G_STEP);
-  c.cut.rest = c.cut.hands = 0;
-  c.grid = c.cut.whole = c.cut.rows * c.cut.cols * c.cut.size1 * c.cut.size2;
+  c.cut.items = c.cut.whole = c.cut.rows * c.cut.cols * c.cut.size1 * c.cut.size2;
+  c.cut.blocks = (int)((c.p.K + G_STEP - 1) / G_STEP), c.cut.splits = 1;
   return run_any<T>(c);
 }
 
 static cudaError_t run_fp32(const Call& c) {
   const bool skinny = c.p.path == SKINNY_ROWS;
   cudaError_t error = launch(!skinny ? product_fp32 : c.b.k_major ? skinny_fp32<true> : skinny_fp32<false>,
-                             dim3(c.grid), 256, skinny ? 0 : F_SHARED, 1, c.stream, c.a, c.b, c.p.K, c.cut, c.r);
+                             dim3(c.cut.items), 256, skinny ? 0 : F_SHARED, 1, c.stream, c.a, c.b, c.p.K, c.cut, c.r);
   if (error != cudaSuccess) return error;
   return skinny ? finish<float>(c, 1, 16, c.b.k_major ? 16 : 128) : finish<float>(c, 1, F_TILE, F_TILE);
 }
@@ -1044,10 +1015,9 @@ extern "C" int matmul(const void* a, const void* b, void* out, float* pieces, co
   Call c = {
       {p.swap ? b : a, p.M, p.a_row, p.a_k, {p.a_batch0, p.a_batch1, p.a_batch2}, (int)p.a_k_major, (int)p.a_vectors},
       {p.swap ? a : b, p.N, p.b_row, p.b_k, {p.b_batch0, p.b_batch1, p.b_batch2}, (int)p.b_k_major, (int)p.b_vectors},
-      {(int)p.rows, (int)p.cols, (int)p.group, (int)p.whole, (int)p.rest, (int)p.hands, (int)p.stride, (int)p.blocks,
-       (int)p.batch1, (int)p.batch2},
+      {(int)p.rows, (int)p.cols, (int)p.group, (int)p.whole, (int)p.splits, (int)p.items, (int)p.blocks, (int)p.batch1,
+       (int)p.batch2},
       {out, p.M, p.N, p.out_row, p.out_col, p.out_batch, pieces},
-      (int)p.grid,
       p,
       stream,
   };
@@ -1095,7 +1065,6 @@ def _library():
         "TILE_COLS": cols,
         "TILE_PINGPONG": int(pingpong),
         "TILE_CLUSTER": CONFIG["CLUSTER"],
-        "SHARE_N": CONFIG["SHARE_N"],
         "STAGES_WANTED": CONFIG["STAGES"],
         "HEAD_START": CONFIG["HEAD_START"],
         "STORE_BUFFERS": CONFIG["STORE_BUFFERS"],
@@ -1146,25 +1115,23 @@ def _side(count, inner, row, k, batch, aligned, width):
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """The tiles of one kernel, `whole` in one piece, the rest with their steps of K shared out among `hands`."""
+    """The tiles of one kernel, `whole` in one piece, the later ones in `splits` pieces along K."""
 
     rows: int
     cols: int
     whole: int
-    rest: int
-    hands: int
-    stride: int  # from the first to the second piece of a hand
+    splits: int
+    items: int
     blocks: int
-    grid: int
+    workers: int
     cycles: float
     floats: int  # of all pieces
 
     def fields(self):
-        numbers = (self.rows, self.cols, CONFIG["GROUP"], self.whole, self.rest, self.hands, self.stride)
-        return (*numbers, self.blocks, self.grid)
+        return (self.rows, self.cols, CONFIG["GROUP"], self.whole, self.splits, self.items, self.blocks, self.workers)
 
 
-def _cut(rows, cols, batch, blocks, workers, block_cycles, piece, persistent=False):
+def _cut(rows, cols, batch, blocks, workers, block_cycles, piece):
     """The fastest cut of rows x cols tiles per batch and `blocks` steps of k: only the last round may be split.
 
     A worker takes `block_cycles` for a step, and a tile has `piece` sums.
@@ -1172,30 +1139,23 @@ def _cut(rows, cols, batch, blocks, workers, block_cycles, piece, persistent=Fal
     tiles = rows * cols * batch
     rest = tiles % workers
 
-    def cycles(hands):
-        """Of the last round; a hand's steps lie in two tiles where the tiles are not cut into equal pieces."""
-        if hands == rest:
-            return blocks * block_cycles if rest else 0
-        pieces = hands if hands % rest == 0 else hands + rest
-        return _ceil(rest * blocks, hands) * block_cycles + PIECES_CYCLES + pieces * piece * 4 / PIECES_BYTES
+    def cycles(splits):
+        rounds = _ceil(rest * splits, workers) * _ceil(blocks, splits)
+        pieces = PIECES_CYCLES + rest * splits * piece * 4 / PIECES_BYTES if splits > 1 else 0
+        return rounds * block_cycles + pieces
 
-    most = min(workers, rest * blocks)
-    even = range(rest, most + 1, rest) if rest else [0]
-    hands = min(rest * CONFIG["SPLIT"], even[-1]) or min({*even, most}, key=cycles)
-    total = tiles // workers * blocks * block_cycles + cycles(hands)
-    if hands == rest:  # nothing is cut
-        grid = min(tiles, workers) if persistent else tiles
-        return _Cut(rows, cols, tiles, 0, 0, 1, blocks, grid, total, 0)
-    whole = tiles - rest
-    stride = workers if persistent and whole else hands
-    grid = stride if persistent else whole + 2 * hands
-    return _Cut(rows, cols, whole, rest, hands, stride, blocks, grid, total, 2 * hands * piece)
+    most = max(min(blocks, 64, 3 * workers // rest), 1) if rest else 1
+    splits = min(CONFIG["SPLIT"], most) or min(range(1, most + 1), key=cycles)
+    whole = tiles if splits == 1 else tiles - rest
+    items = whole + (tiles - whole) * splits
+    total = tiles // workers * blocks * block_cycles + cycles(splits)
+    return _Cut(rows, cols, whole, splits, items, blocks, workers, total, (items - whole) * piece)
 
 
 def _tensor_cut(m, n, k, batch, rows, cols, cluster, slowdown, sms):
     block_cycles = rows * cols * 64 / 2048 * slowdown  # multiply-adds of a multiprocessor's tensor cores in a cycle
     tiles, piece = (_ceil(m, rows * cluster), _ceil(n, cols), batch), cluster * rows * cols
-    return _cut(*tiles, _ceil(k, 64), max(sms // cluster, 1), block_cycles, piece, persistent=True)
+    return _cut(*tiles, _ceil(k, 64), max(sms // cluster, 1), block_cycles, piece)
 
 
 def _skinny_cols(a, b, k, width):
@@ -1216,7 +1176,7 @@ def _choose(a, b, k, batch, itemsize, target):
         return FP32, _cut(_ceil(m, 128), _ceil(n, 128), batch, _ceil(k, 16), 2 * sms, 4096, 128 * 128)
     if target.has_wgmma and a.tensor and b.tensor:
         rows, cols, pingpong = _tile()
-        rows, cluster = (rows if pingpong else 2 * rows), CONFIG["CLUSTER"] if b.k_major or CONFIG["SHARE_N"] else 1
+        rows, cluster = (rows if pingpong else 2 * rows), CONFIG["CLUSTER"] if b.k_major else 1
         large = _tensor_cut(m, n, k, batch, rows, cols, cluster, 1.0, sms)
         small = _tensor_cut(m, n, k, batch, *SMALL, 1, SMALL_SLOWDOWN, sms)
         return (TENSOR, large) if large.cycles <= small.cycles else (TENSOR_SMALL, small)

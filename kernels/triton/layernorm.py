@@ -259,8 +259,8 @@ MAX_TILE = 65536  # elements of a program; more do not fit in its registers, wha
 ONE_WARP_BYTES = 2048  # a row of at most this much belongs to one warp, which needs no barrier to reduce it
 SHORT_TILE_BYTES = 4096  # what a program takes of shorter rows
 MAX_ACCESSES = 8  # long: loads per thread and step
-PAIRED_FROM_BYTES, PAIRED_TO_BYTES, PAIR_WARPS = 8192, 16384, 4  # two such rows share a program of few warps: on an
-# H200, rows of 4096 and 8192 in bf16 took 2 to 18 % less than with THREAD_BYTES; more warps for longer rows
+PAIRED_FROM_BYTES, PAIRED_TO_BYTES, PAIR_WARPS = 8192, 16384, 4  # two rows of this many bytes share a program of
+# few warps: on an H200, rows of 4096 and 8192 in bf16 took 2 to 18 % less than with THREAD_BYTES
 THREAD_BYTES = 32  # two 16-byte loads per thread: few registers, so many programs fit, and enough bytes in flight
 MANY_PER_THREAD = 16  # elements; more than this take so many registers that only few programs fit
 LARGE_TILE_BYTES = 32768  # of such tiles few are in flight without a prefetch
@@ -332,14 +332,14 @@ def _plan(rows, cols, itemsize, target):
     row_bytes = block * itemsize
     # Short rows share a program, but not so that multiprocessors are left without one.
     spare = triton.next_power_of_2(max(1, rows // (4 * target.sms)))
-    paired = row_bytes >= PAIRED_FROM_BYTES and spare > 1
+    paired = PAIRED_FROM_BYTES <= row_bytes <= PAIRED_TO_BYTES and spare > 1
     tile_rows = CONFIG["ROWS"] or (
         2 if paired else max(1, min(SHORT_TILE_BYTES // row_bytes if row_bytes <= ONE_WARP_BYTES else 1, spare))
     )
     tile_rows = min(tile_rows, MAX_TILE // block)
     threads = target.warp_size if row_bytes <= ONE_WARP_BYTES else tile_rows * row_bytes // THREAD_BYTES
     if paired and tile_rows == 2:
-        threads = PAIR_WARPS * max(1, row_bytes // PAIRED_TO_BYTES) * 32
+        threads = PAIR_WARPS * target.warp_size
     warps = CONFIG["WARPS"] or max(1, threads // target.warp_size)
     warps = min(warps, 1024 // target.warp_size)
     tiles = triton.cdiv(rows, tile_rows)
