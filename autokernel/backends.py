@@ -11,13 +11,18 @@ from autokernel.errors import ConfigError, DeviceError
 from autokernel.settings import BACKENDS, device_of
 
 
+def present_device() -> str:
+    """`cuda` where PyTorch sees a GPU, else `cpu`."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def choose_backend(asked: str) -> str:
     """`asked`, or for `auto` triton where there is a GPU and cpp elsewhere.
 
     Raises: ConfigError for an unknown backend, DeviceError when this machine cannot run it.
     """
     if asked == "auto":
-        asked = "triton" if torch.cuda.is_available() and importlib.util.find_spec("triton") else "cpp"
+        asked = "triton" if present_device() == "cuda" and importlib.util.find_spec("triton") else "cpp"
     require_backend(asked)
     return asked
 
@@ -26,7 +31,7 @@ def require_backend(backend: str) -> None:
     """Raises: ConfigError for an unknown backend, DeviceError when this machine lacks what it needs."""
     if backend not in BACKENDS:
         raise ConfigError(f"unknown backend {backend!r}", hint=f"known: {', '.join(BACKENDS)}")
-    if device_of(backend) == "cuda" and not torch.cuda.is_available():
+    if device_of(backend) == "cuda" != present_device():
         raise DeviceError(
             f"backend {backend} needs a GPU, and PyTorch {torch.__version__} sees none",
             hint="use --backend cpp, or install a CUDA build of PyTorch and check `nvidia-smi`",

@@ -39,11 +39,10 @@ def doctor(
 
 def _calibrate(as_json: bool) -> None:
     """Measure the ceilings that a run's roofline uses; every run does so at its start."""
-    from autokernel.backends import choose_backend
+    from autokernel.backends import present_device
     from autokernel.ceilings import measure_ceilings, published
-    from autokernel.settings import device_of
 
-    device = device_of(choose_backend("auto"))
+    device = present_device()
     measured, known = measure_ceilings(device), published(device)
     if as_json:
         print(json.dumps({"measured": measured.to_json(), "published": asdict(known) if known else None}))

@@ -35,12 +35,13 @@ def profile(
     rows: Annotated[int, typer.Option(help="Ops to list, the longest first.")] = 20,
 ) -> None:
     """Show which ops of MODEL are worth optimizing, and each op's own time in one forward."""
+    from autokernel.backends import present_device
     from autokernel.model import load_model
     from autokernel.profiler import profile_model
 
     if rows < 1:
         raise ConfigError(f"--rows is {rows}", hint="give a positive number")
-    loaded = load_model(model, device=_present(device), dtype=dtype)
+    loaded = load_model(model, device=present_device() if device == "auto" else device, dtype=dtype)
     profiled = profile_model(loaded)
     ceilings, plan, obstacle = _plan(loaded, profiled)
     if as_json:
@@ -54,13 +55,6 @@ def profile(
         print(json.dumps(document))
         return
     _show(loaded, profiled, plan, obstacle, rows)
-
-
-def _present(device: str) -> str:
-    from autokernel.backends import choose_backend
-    from autokernel.settings import device_of
-
-    return device_of(choose_backend("auto")) if device == "auto" else device
 
 
 def _plan(loaded: LoadedModel, profiled: ModelProfile) -> tuple[Ceilings, Plan | None, str | None]:

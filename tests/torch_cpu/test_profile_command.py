@@ -34,6 +34,11 @@ def invoke(*arguments):
     return CliRunner().invoke(app, arguments)
 
 
+def test_a_profile_needs_no_compiler(model, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert invoke(model, "--json").exit_code == 0
+
+
 def test_json_is_one_document_and_nothing_else(model):
     result = invoke(model, "--json")
     assert result.exit_code == 0
