@@ -132,7 +132,8 @@ def serve(fd: int, device: str) -> None:
     import autokernel.native
 
     if device != "cpu":
-        import triton  # noqa: F401
+        with contextlib.suppress(ImportError):  # CUDA C++ needs no Triton
+            import triton  # noqa: F401
 
         import autokernel.target  # noqa: F401
 
