@@ -25,7 +25,6 @@ import torch
 from peers import OURS, Contestant, contestants, relative_error
 
 from autokernel.judge.stopwatch import DeviceStopwatch
-from autokernel.judge.worker import flush_bytes
 from autokernel.loading import get_spec
 from autokernel.records import Case
 from autokernel.spec import DTYPES, Inputs, build_case, retype, upcast
@@ -104,7 +103,7 @@ class Bench:
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.clock = DeviceStopwatch(flush_bytes())
+        self.clock = DeviceStopwatch()
         self.copy_gbps = self._copy_gbps()
         self.gemm_tflops: dict[str, float] = {}
 

@@ -184,7 +184,7 @@ class _Session:
     def _time(self, message: dict[str, Any]) -> dict[str, Any]:
         """Time calls over the prepared inputs, rotating; keeps one output for the judge to look at."""
         if self._device != "cpu" and isinstance(self._stopwatch, HostStopwatch):
-            self._stopwatch = DeviceStopwatch(message["flush_bytes"])
+            self._stopwatch = DeviceStopwatch()
         sets = self._prepared[message["key"]]
         schedule = [sets[i] for i in message["order"]]
         block = self._stopwatch.block(self.kernel, schedule, warm=message["warm"], keep=message["keep"])

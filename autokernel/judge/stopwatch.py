@@ -23,6 +23,9 @@ Kernel = Callable[..., Any]
 SLEEP_CYCLES_PER_US = 2_000
 """At about 2 GHz, the clock of current parts; a slower clock only sleeps longer."""
 
+L2_FLUSHES, LEAST_FLUSH_BYTES = 4, 128 << 20
+"""How many times the size of the L2 is overwritten before a timed call, and what is overwritten at least."""
+
 MOST_SLEEP_US = 50_000.0
 GRAPH_CALLS, GRAPH_REPLAYS = 20, 10
 
@@ -69,8 +72,10 @@ class HostStopwatch:
 class DeviceStopwatch:
     """Events on PyTorch's current stream, with the L2 overwritten before each call."""
 
-    def __init__(self, flush_bytes: int) -> None:
-        self._flush = torch.empty(flush_bytes, dtype=torch.uint8, device="cuda")
+    def __init__(self) -> None:
+        properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+        nbytes = max(L2_FLUSHES * int(properties.L2_cache_size), LEAST_FLUSH_BYTES)
+        self._flush = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
         self._flush.zero_()
         start, stop = _event(), _event()
         start.record()

@@ -23,9 +23,6 @@ from autokernel.judge.forkserver import ForkServer
 from autokernel.records import TensorMeta, Verdict
 from autokernel.spec import DTYPES, Inputs, contiguous_stride, describe
 
-L2_FLUSHES, LEAST_FLUSH_BYTES = 4, 128 << 20
-"""How many times the size of the L2 is overwritten before a timed call, and what is overwritten at least."""
-
 LOAD_DEADLINE_S = 150.0
 CALL_DEADLINE_S = 30.0
 
@@ -130,14 +127,7 @@ class Worker:
         self, key: str, order: Sequence[int], *, warm: int, keep: int, deadline_s: float = CALL_DEADLINE_S
     ) -> TimedBlock:
         """Time one block of calls over the prepared sets in `order`; output number `keep` stays for `fetch`."""
-        message = {
-            "command": "time",
-            "key": key,
-            "order": list(order),
-            "warm": warm,
-            "keep": keep,
-            "flush_bytes": flush_bytes() if self.device != "cpu" else 0,
-        }
+        message = {"command": "time", "key": key, "order": list(order), "warm": warm, "keep": keep}
         start = time.perf_counter()
         answer = self._ask(message, deadline_s)
         wall_us = (time.perf_counter() - start) * 1e6
@@ -312,12 +302,6 @@ class Worker:
                 kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-
-
-def flush_bytes() -> int:
-    """Bytes to overwrite so that nothing of the inputs is left in the current GPU's L2."""
-    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return max(L2_FLUSHES * int(properties.L2_cache_size), LEAST_FLUSH_BYTES)
 
 
 def _encode(calls: Sequence[Inputs], slots: Sequence[dict[str, wire.Slot]]) -> list[list[Any]]:
