@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from autokernel.capture import Backend, inference_backend
+from autokernel.fold import fold_constants
 from autokernel.loading import get_spec
 from autokernel.match import Match, Matcher
 from autokernel.records import Case
@@ -81,8 +82,8 @@ class Replacer:
                 moved[match.output] = _insert(gm.graph, replace(match, inputs=inputs), replacement, adapted)
             else:
                 left[match.op] += 1
+        fold_constants(gm)
         gm.graph.lint()
-        gm.recompile()
         return self._counting(gm.forward, left) if left else gm.forward
 
     def _counting(self, run: Callable[..., Any], left: Mapping[str, int]) -> Callable[..., Any]:
@@ -154,6 +155,8 @@ class Site:
 class _Checked:
     """Turns a spelled argument into the op's own, or passes one that the op has not; None when the adapter's condition
     does not hold for these values."""
+
+    repeatable = True  # a constant is checked once
 
     def __init__(self, name: str, adapter: Adapter) -> None:
         self.__name__ = f"autokernel_{name}"

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 import torch
-from models import HIDDEN, Norm, loaded, tokens, toy
+from models import HIDDEN, SEQUENCE, Norm, loaded, tokens, toy
 from test_match import matches
 
 import autokernel
@@ -272,3 +272,24 @@ def test_no_such_run(tmp_path, monkeypatch):
     for name in ("20260101-nothing", "latest", tmp_path / "nowhere"):
         with pytest.raises(ConfigError):
             autokernel.apply(toy().model, name)
+
+
+def test_a_mask_that_the_model_makes_itself_is_checked_once(tmp_path, monkeypatch):
+    class Masked(torch.nn.Module):
+        def forward(self, q, k, v):
+            at = torch.arange(q.shape[2])
+            mask = (at[None, :] <= at[:, None])[None, None]
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    item = loaded(Masked(), *(torch.randn(1, 2, SEQUENCE, 16) for _ in range(3)))
+    cases = cases_of(item, "flash_attention")
+    export(tmp_path, "flash_attention", starter_path("flash_attention", "cpp").read_text(), cases)
+    applied = autokernel.apply(item.model, tmp_path)
+    output_leaves(item.model, item)
+    checks = []
+    monkeypatch.setattr(torch, "equal", lambda *args: checks.append(args) or True)
+    output_leaves(item.model, item)
+    monkeypatch.undo()
+    assert applied.calls["flash_attention"] == 2
+    assert applied.fallbacks["flash_attention"] == 0
+    assert not checks

@@ -1,0 +1,92 @@
+"""Compute once what a captured graph computes anew from constants alone: position ids, causal masks, their checks.
+
+A transformers model that is traced builds its causal mask with a dozen operations in every forward. None of them reads
+an input, so their result is stored in the graph; a check of the mask's values then is no device synchronization either.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+
+def fold_constants(gm: GraphModule) -> int:
+    """Replace what depends on no input of `gm` by its value, in place; the number of values that are stored.
+
+    Left alone: random numbers, operations with effects, and what the graph returns, which the caller may write to.
+    """
+    constant = _constant_nodes(gm)
+    constant -= _returned(gm, constant)
+    values: dict[Node, Any] = {}
+    with torch.no_grad():
+        for node in gm.graph.nodes:
+            if node in constant:
+                values[node] = _value(gm, node, values)
+    stored = [
+        node
+        for node, value in values.items()
+        if node.op != "get_attr"
+        and (value is None or isinstance(value, Tensor))
+        and any(user not in constant for user in node.users)
+    ]
+    for number, node in enumerate(stored):
+        _replace(gm, node, values[node], f"_folded_{number}")
+    for node in reversed(list(gm.graph.nodes)):
+        if node in constant and not node.users:
+            gm.graph.erase_node(node)
+    gm.recompile()
+    return len(stored)
+
+
+def _constant_nodes(gm: GraphModule) -> set[Node]:
+    """Nodes without an input of the graph among their ancestors, which give the same value each time."""
+    found: set[Node] = set()
+    for node in gm.graph.nodes:
+        known = node.op == "get_attr" or (node.op == "call_function" and _repeatable(node.target))
+        if known and all(source in found for source in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _repeatable(target: Any) -> bool:
+    if isinstance(target, torch._ops.OpOverload):
+        return torch.Tag.nondeterministic_seeded not in target.tags and not target._schema.is_mutable
+    return target is operator.getitem or bool(getattr(target, "repeatable", False))
+
+
+def _returned(gm: GraphModule, constant: set[Node]) -> set[Node]:
+    """The constant nodes that reach the graph's output through constant nodes only."""
+    todo = [node for node in gm.graph.output_node().all_input_nodes if node in constant]
+    found: set[Node] = set()
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo += [source for source in node.all_input_nodes if source in constant]
+    return found
+
+
+def _value(gm: GraphModule, node: Node, values: dict[Node, Any]) -> Any:
+    if node.op == "get_attr":
+        return getattr(gm, str(node.target))
+    args = map_arg(node.args, values.__getitem__)
+    kwargs = map_arg(node.kwargs, values.__getitem__)
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _replace(gm: GraphModule, node: Node, value: Tensor | None, name: str) -> None:
+    """Have the users of `node` read `value`, by the name of an attribute when it is a tensor."""
+    if value is None:
+        for user in list(node.users):
+            user.args = map_arg(user.args, lambda arg: None if arg is node else arg)
+        return
+    gm.register_buffer(name, value, persistent=False)
+    with gm.graph.inserting_before(node):
+        read = gm.graph.get_attr(name)
+    read.meta = dict(node.meta)
+    node.replace_all_uses_with(read)
