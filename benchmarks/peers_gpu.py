@@ -110,7 +110,7 @@ class Bench:
     def _copy_gbps(self) -> float:
         source = torch.empty(COPY_BYTES // 2, dtype=torch.uint8, device="cuda").random_()
         target = torch.empty_like(source)
-        block = self.clock.block(lambda: target.copy_(source), [()] * 20, warm=3, keep=0)
+        block = self.clock.block(lambda: target.copy_(source), [()] * 23, warm=3, keep=0)
         return COPY_BYTES / statistics.median(block.calls_us) / 1e3
 
     def measure(self, case: Case, *, compiled: bool, rounds: int) -> list[Row]:
@@ -124,7 +124,7 @@ class Bench:
             for name in random.sample(list(runners), len(runners)):
                 if done and calls[name] == 0:
                     continue
-                block = self.clock.block(runners[name], [()] * (calls[name] or 1), warm=1, keep=0)
+                block = self.clock.block(runners[name], [()] * (1 + (calls[name] or 1)), warm=1, keep=0)
                 samples[name].append(statistics.median(block.calls_us))
         compute = case.op in COMPUTE_BOUND
         work = spec.flops(case) / 1e6 if compute else bytes_moved(case) / 1e3
@@ -191,7 +191,7 @@ class Bench:
 
     def _calls(self, run: Contestant) -> int:
         """Calls of a block; 0 for one so slow that a single call will do."""
-        block = self.clock.block(run, [()] * 3, warm=2, keep=0)
+        block = self.clock.block(run, [()] * 5, warm=2, keep=0)
         return min(MOST_CALLS, round(BLOCK_US / statistics.median(block.calls_us)))
 
 

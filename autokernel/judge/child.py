@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autokernel.judge import wire
+from autokernel.judge import refresh, wire
+from autokernel.judge.bulk import Bulk
 from autokernel.judge.stopwatch import DeviceStopwatch, HostStopwatch, Kernel, private_copy
 from autokernel.spec import DTYPE_NAMES
 
@@ -84,6 +86,18 @@ class _Session:
         self._prepared: dict[str, list[list[Any]]] = {}
         self._stopwatch: HostStopwatch | DeviceStopwatch = HostStopwatch()
         self._kept: Any = None
+        self._bulk = Bulk()
+        self._commands: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
+            "run": self._run,
+            "compile": self._compile,
+            "prepare": self._prepare,
+            "time": self._time,
+            "load": lambda message: self._bulk.load(self._prepared[message["key"]][0], message["steps"]),
+            "graph": lambda _message: self._bulk.capture(self.kernel),
+            "bulk": lambda _message: self._bulk.run(self.kernel),
+            "nothing": lambda _message: None,
+            "fetch": self._fetch,
+        }
 
     def warm_up(self) -> None:
         """Create the GPU's context and load Triton's driver: half a second that the candidate need not wait."""
@@ -100,26 +114,9 @@ class _Session:
             if self._arena is not None:
                 self._arena.detach()
             self._arena = wire.Arena.attach(message["arena"], fds)
-        command = message["command"]
-        if command == "run":
-            return self._run(message)
-        if command == "prepare":
-            sets = [[private_copy(value) for value in self._arguments(call)] for call in message["calls"]]
-            self._prepared[message["key"]] = sets
-            self._synchronize()
-            return {"ok": True}
-        if command == "compile":
-            for call in message["calls"]:
-                self.kernel(*self._arguments(call))
-            self._synchronize()
-            return {"ok": True}
-        if command == "time":
-            return self._time(message)
-        if command == "graph":
-            return {"ok": True, "graph_us": self._stopwatch.graph_us(self.kernel, self._prepared[message["key"]])}
-        if command == "fetch":
-            return {"ok": True, "outputs": self._export([self._kept], message)}
-        raise ValueError(f"unknown command {command!r}")
+        answer = {"ok": True, **(self._commands[message["command"]](message) or {})}
+        self._synchronize()
+        return answer
 
     def _arguments(self, call: list[Any]) -> list[Any]:
         values: list[Any] = []
@@ -130,6 +127,20 @@ class _Session:
             else:
                 values.append(tuple(value) if isinstance(value, list) else value)
         return values
+
+    def _compile(self, message: dict[str, Any]) -> None:
+        for call in message["calls"]:
+            self.kernel(*self._arguments(call))
+
+    def _prepare(self, message: dict[str, Any]) -> None:
+        """Copies of the judge's inputs in memory of our own, for timing."""
+        sets = [[private_copy(value) for value in self._arguments(call)] for call in message["calls"]]
+        self._prepared[message["key"]] = sets
+
+    def _fetch(self, message: dict[str, Any]) -> dict[str, Any]:
+        number = message["number"]
+        kept = self._kept if number is None else self._bulk.outputs[number]
+        return {"outputs": self._export([kept], message)}
 
     def _run(self, message: dict[str, Any]) -> dict[str, Any]:
         calls = [self._arguments(call) for call in message["calls"]]
@@ -147,7 +158,7 @@ class _Session:
         finally:
             if self._device == "cpu":
                 _poison_malloc(0)
-        return {"ok": True, "outputs": self._export(outputs, message), "aten": sorted(ops), **self._memory()}
+        return {"outputs": self._export(outputs, message), "aten": sorted(ops), **self._memory()}
 
     def _poison(self, byte: int, nbytes: int) -> None:
         """Fill memory that the kernel will get with a known byte, so that an element it forgets to write is seen."""
@@ -187,10 +198,17 @@ class _Session:
             self._stopwatch = DeviceStopwatch()
         sets = self._prepared[message["key"]]
         schedule = [sets[i] for i in message["order"]]
-        block = self._stopwatch.block(self.kernel, schedule, warm=message["warm"], keep=message["keep"])
+        changes = message["changes"]
+        block = self._stopwatch.block(
+            self.kernel,
+            schedule,
+            warm=message["warm"],
+            keep=message["keep"],
+            before=lambda number: refresh.apply(schedule[number], changes[number]),
+        )
         self._kept = block.kept
         times = {"calls_us": block.calls_us, "warm_us": block.warm_us, "host_us": block.host_us}
-        return {"ok": True, **times, "idle_us": block.idle_us, **self._memory()}
+        return {**times, "idle_us": block.idle_us, **self._memory()}
 
     def _memory(self) -> dict[str, Any]:
         """Most GPU memory that PyTorch has handed out here so far; nothing on a CPU, where the judge looks itself."""

@@ -2,27 +2,29 @@
 
 Every round gives each competitor one block per timed case, in random order, so that drift of clocks and neighbours
 hits all alike. A block lasts several milliseconds; a competitor's latency in a round is the sum over cases of the
-calls per forward times the latency of a call. The children's clocks are checked against the judge's.
+calls per forward times the latency of a call. Inputs change before every call. The children's clocks are checked
+against the judge's, and outputs of timed calls against the truth.
 """
 
 from __future__ import annotations
 
-import logging
 import random
 import secrets
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from autokernel.judge import refresh
 from autokernel.judge.clocks import ClockLog
 from autokernel.judge.compare import mismatch
-from autokernel.judge.trial import truth_of
-from autokernel.judge.worker import Rejected, Worker
+from autokernel.judge.floor import physical_floor_us
+from autokernel.judge.trial import output_elements, truth_of
+from autokernel.judge.walltime import BulkTimes, bulk_times
+from autokernel.judge.worker import CALL_DEADLINE_S, Rejected, TimedBlock, Worker
 from autokernel.records import Interval, TimedCase, Verdict
 from autokernel.spec import Inputs, KernelSpec
 from autokernel.stats import ratio_interval
-
-log = logging.getLogger(__name__)
 
 BLOCK_US = 6_000.0
 MAX_CALLS = 256
@@ -33,7 +35,15 @@ SETTLE_S = 0.0015
 
 WARM_UP_S = 0.25
 WALL_FACTOR, WALL_SLACK_US = 1.5, 4_000.0
-"""The judge's clock may read this much more than the child's (per block) before the child counts as lying."""
+"""The judge's clock may read this much more than a CPU child's (per block) before the child counts as lying."""
+
+BULK_FACTOR, BULK_SLACK_US = 1.35, 3.0
+"""How much longer than claimed a call may take by our clock: every output gets fresh memory, and there is noise."""
+
+WALL_ATTEMPTS = 3
+
+IMPOSSIBLE = 0.85
+"""Below this share of the physical floor no measurement error can have brought a latency."""
 
 
 class Contest:
@@ -52,13 +62,22 @@ class Contest:
         self._sets: list[list[Inputs]] = [
             [spec.make_inputs(item.case, secrets.randbits(62), device) for _ in range(INPUT_SETS)] for item in timed
         ]
+        self._output_elements = [output_elements(spec, sets[0]) for sets in self._sets]
+        self._histories = {
+            name: [
+                [History(inputs, elements, self._rng) for inputs in sets] for sets, elements in self._with_elements()
+            ]
+            for name in workers
+        }
         self.rounds: dict[str, list[float]] = {name: [] for name in workers}
+        self._bulk: dict[tuple[str, int], BulkTimes] = {}
         self._claimed_us = dict.fromkeys(workers, 0.0)
         self._wall_us = dict.fromkeys(workers, 0.0)
         self._blocks = dict.fromkeys(workers, 0)
         self._host_us: dict[tuple[str, int], float] = {}
         self.clocks = ClockLog()
-        self._kept: dict[str, tuple[int, int]] = {}
+        self._kept: dict[str, tuple[int, int, int]] = {}  # case, set, changes that the set had seen
+        self._latency_us: dict[tuple[str, int], list[float]] = defaultdict(list)
         self._calls = {name: self._calibrate(name, first_deadline_s) for name in workers}
 
     def run(self, rounds: int) -> None:
@@ -88,57 +107,147 @@ class Contest:
         return sum(item.calls * self._host_us[name, index] for index, item in enumerate(self._timed))
 
     def graph_us(self, name: str) -> float | None:
-        """One forward's worth of calls in us, each in a replayed CUDA graph; None on a CPU or where it cannot be
-        captured. Nothing of the child can be relied upon after a failed capture.
-        """
-        if self._workers[name].device == "cpu":
-            return None
-        try:
-            return sum(item.calls * self._workers[name].graph_us(str(i)) for i, item in enumerate(self._timed))
-        except Rejected as rejected:
-            log.info("no CUDA graph of the %s: %s", name, rejected.reason)
-            return None
+        """One forward's worth of calls in us within replayed CUDA graphs, by our clock; None where that is unknown."""
+        total_us = 0.0
+        for index, item in enumerate(self._timed):
+            bulk = self._bulk.get((name, index))
+            if bulk is None or bulk.graph_us is None:
+                return None
+            total_us += item.calls * bulk.graph_us
+        return total_us
 
     def verify(self, name: str) -> None:
-        """Check the last kept timed output, and the child's clock against the judge's. Raises: Rejected."""
-        case_index, set_index = self._kept[name]
-        item = self._timed[case_index]
-        truth, meta = truth_of(self._spec, self._sets[case_index][set_index])
-        output = self._workers[name].fetch(meta)
-        if reason := mismatch(output, truth, item.case.dtype, self._spec.tolerances[item.case.dtype]):
-            raise Rejected(Verdict.TAMPER, f"wrong while timed, {item.case.name} ({item.case.label}): {reason}")
+        """Check the output of the last kept timed call, and what the child's clock says. Raises: Rejected."""
+        index, number, seen = self._kept[name]
+        inputs = self._histories[name][index][number].inputs(seen)
+        self._compare(name, index, inputs, None)
         claimed, wall = self._claimed_us[name], self._wall_us[name]
-        if wall > WALL_FACTOR * claimed + WALL_SLACK_US * self._blocks[name]:
+        if self._workers[name].device == "cpu" and wall > WALL_FACTOR * claimed + WALL_SLACK_US * self._blocks[name]:
             raise Rejected(
                 Verdict.TAMPER, f"claims {claimed / 1e3:.1f} ms for calls that took {wall / 1e3:.1f} ms by our clock"
             )
+        for index, item in enumerate(self._timed):
+            device, elements = self._workers[name].device, self._output_elements[index]
+            floor_us, latency_us = (
+                physical_floor_us(self._spec, item.case, elements, device),
+                self._median_us(name, index),
+            )
+            if floor_us is not None and latency_us < IMPOSSIBLE * floor_us:
+                raise Rejected(
+                    Verdict.TAMPER,
+                    f"claims {latency_us:.1f} us for {item.case.label}; the device needs {floor_us:.1f} us at least",
+                )
+
+    def confirm_by_wall(self, name: str, beside: str) -> None:
+        """Hold the latencies of child `name` against our own clock over many calls, and check one of their outputs.
+
+        Where the machine is loaded every call takes longer than its median; that of `beside`, which was confirmed when
+        it was kept, tells by how much. A kernel whose GPU calls cannot be captured may need the host's time for them;
+        then our clock counts, not the child's. Raises: Rejected.
+        """
+        for index, item in enumerate(self._timed):
+            for attempt in range(WALL_ATTEMPTS):
+                ours, reference = self._bulk_us(name, index), self._bulk_us(beside, index)
+                claimed_us = self._median_us(name, index)
+                loaded = max(1.0, reference / self._median_us(beside, index))
+                if ours <= BULK_FACTOR * loaded * claimed_us + BULK_SLACK_US:
+                    break
+                if self._workers[name].device != "cpu" and self._bulk[name, index].graph_us is None:
+                    shift_us = item.calls * (ours - claimed_us)
+                    self.rounds[name] = [total + shift_us for total in self.rounds[name]]
+                    break
+                if attempt == WALL_ATTEMPTS - 1:
+                    raise Rejected(
+                        Verdict.TAMPER, f"claims {claimed_us:.1f} us for a call that takes {ours:.1f} us by our clock"
+                    )
+
+    # -- parts
+
+    def _with_elements(self) -> list[tuple[list[Inputs], int]]:
+        return list(zip(self._sets, self._output_elements, strict=True))
+
+    def _compare(self, name: str, index: int, inputs: Inputs, number: int | None) -> None:
+        item = self._timed[index]
+        truth, meta = truth_of(self._spec, inputs)
+        output = self._workers[name].fetch(meta, number)
+        if reason := mismatch(output, truth, item.case.dtype, self._spec.tolerances[item.case.dtype]):
+            raise Rejected(Verdict.TAMPER, f"wrong while timed, {item.case.name} ({item.case.label}): {reason}")
+
+    def _bulk_us(self, name: str, index: int) -> float:
+        """Time of a call of case `index` by our clock; one of the outputs is checked."""
+        history = self._histories[name][index][0]
+        nbytes, claimed_us = self._spec.bytes_moved(self._timed[index].case), self._median_us(name, index)
+        bulk = bulk_times(self._workers[name], str(index), call_bytes=nbytes, claimed_us=claimed_us, rng=self._rng)
+        self._bulk[name, index] = bulk
+        number = self._rng.randrange(len(bulk.steps))
+        self._compare(name, index, refresh.moved_copies(history.inputs(history.count), bulk.steps[number]), number)
+        return bulk.call_us if bulk.graph_us is None else min(bulk.call_us, bulk.graph_us)
+
+    def _median_us(self, name: str, index: int) -> float:
+        return statistics.median(self._latency_us[name, index])
 
     def _block(self, name: str, index: int) -> float:
         """One timed block of case `index`; us per call."""
         calls = self._calls[name][index]
-        order = [self._rng.randrange(INPUT_SETS) for _ in range(calls)]
-        keep = self._rng.randrange(calls)
         time.sleep(SETTLE_S)
-        warm = min(WARM_CALLS, calls)
-        block = self._workers[name].time(str(index), order, warm=warm, keep=keep)
+        block = self._timed_calls(name, index, calls, warm=min(WARM_CALLS, calls))
         if self._workers[name].device != "cpu":
             self.clocks.sample()
-        self._kept[name] = (index, order[keep])
         self._claimed_us[name] += block.warm_us + block.idle_us + sum(block.calls_us)
         self._host_us[name, index] = statistics.median(block.host_us or [0.0])
         self._wall_us[name] += block.wall_us
         self._blocks[name] += 1
+        self._latency_us[name, index].append(block.latency_us)
         return block.latency_us
+
+    def _timed_calls(
+        self, name: str, index: int, calls: int, *, warm: int, deadline_s: float = CALL_DEADLINE_S
+    ) -> TimedBlock:
+        """`calls` timed calls after `warm` others over the sets in random order, each on changed inputs."""
+        histories = self._histories[name][index]
+        order = [self._rng.randrange(INPUT_SETS) for _ in range(warm + calls)]
+        keep = self._rng.randrange(calls)
+        changes = []
+        for position, number in enumerate(order):
+            changes.append(histories[number].draw())
+            if position == warm + keep:
+                self._kept[name] = (index, number, histories[number].count)
+        return self._workers[name].time(str(index), order, changes, warm=warm, keep=keep, deadline_s=deadline_s)
 
     def _calibrate(self, name: str, first_deadline_s: float) -> list[int]:
         """Calls per block for each case, after warming up until allocations and clocks have settled."""
         worker, calls = self._workers[name], []
         for index, sets in enumerate(self._sets):
             worker.prepare(str(index), sets)
-            worker.time(str(index), [0], warm=1, keep=0, deadline_s=first_deadline_s)
+            self._timed_calls(name, index, 1, warm=1, deadline_s=first_deadline_s)
             start, latency_us = time.perf_counter(), float("inf")
             while time.perf_counter() - start < WARM_UP_S / len(self._sets):
-                block = worker.time(str(index), [0, 1], warm=0, keep=0)
-                latency_us = min(latency_us, block.latency_us)
+                latency_us = min(latency_us, self._timed_calls(name, index, 2, warm=0).latency_us)
             calls.append(max(1, min(MAX_CALLS, round(BLOCK_US / max(latency_us, 0.1)))))
         return calls
+
+
+class History:
+    """One prepared set in one child: what it held at first, and every change since."""
+
+    def __init__(self, inputs: Inputs, output_elements: int, rng: random.Random) -> None:
+        self._first, self._changes = inputs, list[list[refresh.Change]]()
+        self._refresher = refresh.Refresher(list(inputs.values()), output_elements, rng)
+
+    @property
+    def count(self) -> int:
+        """How often the set was changed."""
+        return len(self._changes)
+
+    def draw(self) -> list[refresh.Change]:
+        """The next changes, noted."""
+        self._changes.append(self._refresher.draw())
+        return self._changes[-1]
+
+    def inputs(self, count: int) -> Inputs:
+        """What the set held after its first `count` changes."""
+        copies = refresh.moved_copies(self._first, 0)
+        values = list(copies.values())
+        for changes in self._changes[:count]:
+            refresh.apply(values, changes)
+        return copies

@@ -180,7 +180,8 @@ class Judge:
         if speedup.low <= 1 + KEEP_MARGIN < speedup.high:  # undecided: as many again
             contest.run(MAX_ROUNDS - ROUNDS)
         contest.verify(_CANDIDATE)
-        return _timing(contest, graph_us=contest.graph_us(_CANDIDATE))
+        contest.confirm_by_wall(_CANDIDATE, _INCUMBENT)
+        return _timing(contest)
 
     def _confirm(self, kernel_py: str, incumbent: str) -> Timing:
         """Time a winner once more, both in new processes on new inputs; this number is the one that counts."""
@@ -215,14 +216,14 @@ class _Screened(Exception):
         self.timing = timing
 
 
-def _timing(contest: Contest, graph_us: float | None = None) -> Timing:
+def _timing(contest: Contest) -> Timing:
     return Timing(
         candidate_us=contest.latency_us(_CANDIDATE),
         incumbent_us=contest.latency_us(_INCUMBENT),
         speedup=contest.speedup(_CANDIDATE, _INCUMBENT),
         blocks=len(contest.rounds[_CANDIDATE]),
         host_us=contest.host_us(_CANDIDATE),
-        graph_us=graph_us,
+        graph_us=contest.graph_us(_CANDIDATE),
         clocks=contest.clocks.summary(),
     )
 

@@ -7,7 +7,6 @@ no gap between launches is counted as the kernel's. What the host needs for a ca
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ from torch import Tensor
 from autokernel.judge.wire import storage_elements
 
 Kernel = Callable[..., Any]
+Before = Callable[[int], None]
+"""Called before each call with its number, warm-up calls first; its time counts as nobody's."""
 
 SLEEP_CYCLES_PER_US = 2_000
 """At about 2 GHz, the clock of current parts; a slower clock only sleeps longer."""
@@ -27,7 +28,6 @@ L2_FLUSHES, LEAST_FLUSH_BYTES = 4, 128 << 20
 """How many times the size of the L2 is overwritten before a timed call, and what is overwritten at least."""
 
 MOST_SLEEP_US = 50_000.0
-GRAPH_CALLS, GRAPH_REPLAYS = 20, 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,29 +44,33 @@ class Block:
     kept: Any
 
 
+def _nothing(_number: int) -> None:
+    pass
+
+
 class HostStopwatch:
     """The wall clock; for kernels that run on the calling thread."""
 
-    def block(self, kernel: Kernel, schedule: Sequence[Sequence[Any]], *, warm: int, keep: int) -> Block:
-        """Time one call of `kernel` for each of `schedule`, after its first `warm` calls untimed."""
+    def block(
+        self, kernel: Kernel, schedule: Sequence[Sequence[Any]], *, warm: int, keep: int, before: Before = _nothing
+    ) -> Block:
+        """Time a call of `kernel` for each of `schedule` but the first `warm`; timed call `keep`'s output stays."""
         clock = time.perf_counter_ns
         begin = clock()
-        for arguments in schedule[:warm]:
-            kernel(*arguments)
+        calls: list[float] = []
         kept = out = None
-        stamps = [clock()]
         for number, arguments in enumerate(schedule):
+            before(number)
+            start = clock()
             out = kernel(*arguments)
-            stamps.append(clock())
-            if number == keep:
+            calls.append((clock() - start) / 1e3)
+            if number == warm + keep:
                 kept = out
         del out
-        calls = [(after - before) / 1e3 for before, after in itertools.pairwise(stamps)]
-        return Block(calls_us=calls, warm_us=(stamps[0] - begin) / 1e3, host_us=[], idle_us=0.0, kept=kept)
-
-    def graph_us(self, kernel: Kernel, schedule: Sequence[Sequence[Any]]) -> float:
-        """There are no CUDA graphs on a CPU. Raises: RuntimeError."""
-        raise RuntimeError("CUDA graphs need a GPU")
+        total_us = (clock() - begin) / 1e3
+        return Block(
+            calls_us=calls[warm:], warm_us=sum(calls[:warm]), host_us=[], idle_us=total_us - sum(calls), kept=kept
+        )
 
 
 class DeviceStopwatch:
@@ -85,13 +89,17 @@ class DeviceStopwatch:
         self._flush_us = float(start.elapsed_time(stop)) * 1e3
         self._queue_us = 0.0  # what the host needed to queue a call and its flush in the last block
 
-    def block(self, kernel: Kernel, schedule: Sequence[Sequence[Any]], *, warm: int, keep: int) -> Block:
-        """Time one call of `kernel` for each of `schedule`, after its first `warm` calls untimed."""
+    def block(
+        self, kernel: Kernel, schedule: Sequence[Sequence[Any]], *, warm: int, keep: int, before: Before = _nothing
+    ) -> Block:
+        """Time a call of `kernel` for each of `schedule` but the first `warm`; timed call `keep`'s output stays."""
         begin = time.perf_counter_ns()
-        for arguments in schedule[:warm]:
+        for number, arguments in enumerate(schedule[:warm]):
+            before(number)
             kernel(*arguments)
         torch.cuda.synchronize()
         warm_us = (time.perf_counter_ns() - begin) / 1e3
+        schedule = schedule[warm:]
         # As if the calls took the device no time at all: more than enough, and cheap.
         idle_us = min(MOST_SLEEP_US, max(0.0, self._queue_us - self._flush_us) * len(schedule))
         torch.cuda._sleep(1 + int(idle_us * SLEEP_CYCLES_PER_US))  # type: ignore[no-untyped-call]
@@ -99,6 +107,7 @@ class DeviceStopwatch:
         host_us, kept, out = [], None, None
         ahead = time.perf_counter_ns()
         for number, (arguments, (start, stop)) in enumerate(zip(schedule, events, strict=True)):
+            before(warm + number)
             self._flush.zero_()
             start.record()
             called = time.perf_counter_ns()
@@ -113,29 +122,6 @@ class DeviceStopwatch:
         calls_us = [float(start.elapsed_time(stop)) * 1e3 for start, stop in events]
         waited_us = idle_us + self._flush_us * len(schedule)
         return Block(calls_us=calls_us, warm_us=warm_us, host_us=host_us, idle_us=waited_us, kept=kept)
-
-    def graph_us(self, kernel: Kernel, schedule: Sequence[Sequence[Any]]) -> float:
-        """Time of a call in us when a CUDA graph of several is replayed: no host work, warm caches.
-
-        Raises: RuntimeError when the kernel cannot be captured.
-        """
-        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        calls = list(itertools.islice(itertools.cycle(schedule), GRAPH_CALLS))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(stream):
-            kernel(*calls[0])
-            stream.synchronize()
-            with torch.cuda.graph(graph, stream=stream):
-                for arguments in calls:
-                    kernel(*arguments)
-        graph.replay()
-        start, stop = _event(), _event()
-        start.record()
-        for _ in range(GRAPH_REPLAYS):
-            graph.replay()
-        stop.record()
-        stop.synchronize()
-        return float(start.elapsed_time(stop)) * 1e3 / (GRAPH_CALLS * GRAPH_REPLAYS)
 
 
 def _event() -> Any:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from autokernel.judge import wire
 from autokernel.judge.forkserver import ForkServer
+from autokernel.judge.refresh import Change
 from autokernel.records import TensorMeta, Verdict
 from autokernel.spec import DTYPES, Inputs, contiguous_stride, describe
 
@@ -124,16 +125,29 @@ class Worker:
         self._ask(message, CALL_DEADLINE_S, fds)
 
     def time(
-        self, key: str, order: Sequence[int], *, warm: int, keep: int, deadline_s: float = CALL_DEADLINE_S
+        self,
+        key: str,
+        order: Sequence[int],
+        changes: Sequence[Sequence[Change]],
+        *,
+        warm: int,
+        keep: int,
+        deadline_s: float = CALL_DEADLINE_S,
     ) -> TimedBlock:
-        """Time one block of calls over the prepared sets in `order`; output number `keep` stays for `fetch`."""
-        message = {"command": "time", "key": key, "order": list(order), "warm": warm, "keep": keep}
+        """Time one block of calls over the prepared sets in `order`, the first `warm` of them for warming up only.
+
+        Before each call its `changes` are made; the output of timed call number `keep` stays for `fetch`.
+        Raises: Rejected, also for times that cannot be.
+        """
+        message = {"command": "time", "key": key, "order": list(order), "warm": warm, "keep": keep, "changes": changes}
         start = time.perf_counter()
         answer = self._ask(message, deadline_s)
         wall_us = (time.perf_counter() - start) * 1e6
         calls_us = tuple(map(float, answer["calls_us"]))
-        if len(calls_us) != len(order) or min(calls_us) <= 0:
-            raise Rejected(Verdict.TAMPER, f"reports {len(calls_us)} times for {len(order)} calls, or impossible ones")
+        if len(calls_us) != len(order) - warm or not min(calls_us) > 0:
+            raise Rejected(
+                Verdict.TAMPER, f"reports {len(calls_us)} times for {len(order) - warm} calls, or impossible ones"
+            )
         return TimedBlock(
             calls_us=calls_us,
             warm_us=float(answer["warm_us"]),
@@ -142,15 +156,27 @@ class Worker:
             wall_us=wall_us,
         )
 
-    def graph_us(self, key: str) -> float:
-        """Time of a call in us within a replayed CUDA graph over the prepared sets. Raises: Rejected."""
-        return float(self._ask({"command": "graph", "key": key}, CALL_DEADLINE_S)["graph_us"])
+    def load_bulk(self, key: str, steps: Sequence[int]) -> None:
+        """Have the first prepared set copied once for each of `steps`, moved on by so much. Raises: Rejected."""
+        self._ask({"command": "load", "key": key, "steps": list(steps)}, CALL_DEADLINE_S)
 
-    def fetch(self, expected: TensorMeta) -> Tensor:
-        """The output kept from the last timed block. Raises: Rejected."""
+    def capture_bulk(self) -> None:
+        """Have the bulk's calls captured in a CUDA graph. Raises: Rejected when they cannot be."""
+        self._ask({"command": "graph"}, CALL_DEADLINE_S)
+
+    def run_bulk(self) -> float:
+        """Have all of the bulk's calls made; our own wall time for that in us. Raises: Rejected."""
+        return self._walled("bulk")
+
+    def answer_us(self) -> float:
+        """Our wall time in us for a command that does nothing. Raises: Rejected."""
+        return self._walled("nothing")
+
+    def fetch(self, expected: TensorMeta, number: int | None = None) -> Tensor:
+        """The output kept from the last timed block, or of call `number` of the bulk. Raises: Rejected."""
         _, offsets, nbytes = self._lay_out([], [expected])
         _, offer, fds = self._write([], [], offsets[0] + nbytes)
-        message = {"command": "fetch", **offer, "out_offsets": offsets, "out_bytes": nbytes}
+        message = {"command": "fetch", "number": number, **offer, "out_offsets": offsets, "out_bytes": nbytes}
         answer = self._ask(message, CALL_DEADLINE_S, fds)
         return self._collect(answer["outputs"][0], offsets[0], expected)
 
@@ -267,6 +293,11 @@ class Worker:
         except OSError:
             raise self._death() from None
         return self._receive(deadline_s)
+
+    def _walled(self, command: str) -> float:
+        start = time.perf_counter()
+        self._ask({"command": command}, CALL_DEADLINE_S)
+        return (time.perf_counter() - start) * 1e6
 
     def _receive(self, deadline_s: float) -> dict[str, Any]:
         self._sock.settimeout(deadline_s)

@@ -1,0 +1,103 @@
+"""New content for timed calls: what a kernel remembers of an earlier call is wrong in the next.
+
+Before each timed call a few rows of its inputs change places, in the buffers that the kernel knows already. The judge
+draws the changes, keeps them, and makes them in its own copy when it looks at the output of one of the calls. So a
+result that is kept by address, version, shape or a sample of the values goes stale, and one kept by the whole content
+is never found again. Every change costs microseconds, and keeps the distribution of the values.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Change = tuple[int, int, int, int, float]
+"""(argument, dimension, i, j, factor): rows i and j change places; if j is -1, all move on by i and are scaled."""
+
+FEW_OUTPUTS = 64
+"""With so few numbers in the output, two rows of the input hardly show in it: everything is changed then."""
+
+FACTORS = (-1.0, 2.0, -2.0, 0.5, -0.5)
+MOST_SCALED = 4.0
+"""Scales stay within this and its inverse: powers of two, so that nothing is lost in any dtype."""
+
+ROLL_STEP = 7919
+"""Elements by which copies of one input are moved against each other: a prime, so that no row meets its like."""
+
+
+class Refresher:
+    """Draws changes for one set of arguments, call by call."""
+
+    def __init__(self, arguments: Sequence[Any], output_elements: int, rng: random.Random) -> None:
+        self._rng = rng
+        self._all = output_elements <= FEW_OUTPUTS
+        self._tensors = [(number, value) for number, value in enumerate(arguments) if isinstance(value, Tensor)]
+        self._scale = {number: 1.0 for number, _ in self._tensors}
+
+    def draw(self) -> list[Change]:
+        """What to change before the next call; empty for tensors that have no two rows."""
+        return [change for number, value in self._tensors if (change := self._one(number, value))]
+
+    def _one(self, number: int, value: Tensor) -> Change | None:
+        dim = _widest(value)
+        if dim is None:
+            return None
+        size = value.shape[dim]
+        if not self._all:
+            i = self._rng.randrange(size)
+            return number, dim, i, (i + 1 + self._rng.randrange(size - 1)) % size, 1.0
+        factor = 1.0
+        if value.is_floating_point():
+            allowed = [f for f in FACTORS if 1 / MOST_SCALED <= abs(f * self._scale[number]) <= MOST_SCALED]
+            factor = self._rng.choice(allowed)
+            self._scale[number] *= factor
+        return number, dim, 1 + self._rng.randrange(size - 1), -1, factor
+
+
+def apply(arguments: Sequence[Any], changes: Sequence[Change]) -> None:
+    """Make the changes in place; both sides do it with the same operations, so that every bit agrees."""
+    for number, dim, i, j, factor in changes:
+        value = _written_once(arguments[number])
+        if j < 0:
+            moved = torch.roll(value, i, dim)
+            value.copy_(moved if factor == 1.0 else moved * factor)
+            continue
+        first, second = value.select(dim, i), value.select(dim, j)
+        kept = first.clone()
+        first.copy_(second)
+        second.copy_(kept)
+
+
+def moved_copy(value: Any, steps: int) -> Any:
+    """A copy of a tensor in fresh memory whose elements have moved on by `steps` * `ROLL_STEP`; other values as is."""
+    if not isinstance(value, Tensor):
+        return value
+    elements = 1 + sum((size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True))
+    if value.numel() == 0:
+        return value.clone()
+    storage = value.as_strided((elements,), (1,))
+    return storage.roll(steps * ROLL_STEP % elements).as_strided(value.shape, value.stride())
+
+
+def moved_copies(inputs: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """`moved_copy` of every argument."""
+    return {name: moved_copy(value, steps) for name, value in inputs.items()}
+
+
+def _widest(value: Tensor) -> int | None:
+    """The dimension with the most rows, the last being none unless it is the only one; None when all have one."""
+    dims = range(value.dim() - 1) if value.dim() > 1 else range(value.dim())
+    sizes = {dim: value.shape[dim] for dim in dims if value.stride(dim) and value.shape[dim] > 1}
+    if not sizes and value.dim() > 1 and value.shape[-1] > 1 and value.stride(-1):
+        return value.dim() - 1
+    return max(sizes, key=sizes.__getitem__, default=None) if value.numel() else None
+
+
+def _written_once(value: Tensor) -> Tensor:
+    """A view without the dimensions of stride 0, whose elements are one and the same."""
+    index = tuple(slice(0, 1) if step == 0 else slice(None) for step in value.stride())
+    return value[index]
