@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from autokernel.judge import refresh, wire
 from autokernel.judge.bulk import Bulk
+from autokernel.judge.recorder import OpRecorder
 from autokernel.judge.stopwatch import DeviceStopwatch, HostStopwatch, Kernel, private_copy
 from autokernel.spec import DTYPE_NAMES
 
@@ -149,7 +149,7 @@ class _Session:
             for number, arguments in enumerate(calls):
                 self._poison(message["poison"][number], message["out_bytes"])
                 if message.get("trace"):
-                    with _OpRecorder() as recorder:
+                    with OpRecorder() as recorder:
                         outputs.append(self.kernel(*arguments))
                     ops |= recorder.names
                 else:
@@ -217,18 +217,6 @@ class _Session:
     def _synchronize(self) -> None:
         if self._device != "cpu":
             torch.cuda.synchronize()
-
-
-class _OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Names of the ATen operators that reach the dispatcher."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.add(str(func.overloadpacket).removeprefix("aten."))
-        return func(*args, **(kwargs or {}))
 
 
 def _poison_malloc(byte: int) -> None:
