@@ -76,6 +76,7 @@ class Report:
     kernels: tuple[KernelReport, ...]
     ideas: tuple[Idea, ...]
     integration: Mapping[str, Any] | None
+    sandbox: str = ""
 
 
 def from_summary(summary: RunSummary, settings: Settings) -> Report:
@@ -88,7 +89,7 @@ def from_summary(summary: RunSummary, settings: Settings) -> Report:
         settings=settings,
         histories=summary.histories,
         integration=summary.integration,
-        device="",
+        sandbox=summary.sandbox,
     )
 
 
@@ -102,7 +103,7 @@ def from_state(run: str, state: RunState) -> Report:
         settings=state.settings,
         histories=tuple(state.histories.values()),
         integration=state.integration,
-        device="",
+        sandbox=state.sandbox,
     )
 
 
@@ -115,14 +116,14 @@ def _report(
     settings: Settings,
     histories: Sequence[KernelHistory],
     integration: Mapping[str, Any] | None,
-    device: str,
+    sandbox: str,
 ) -> Report:
     ideas = sorted((idea for history in histories for idea in _ideas(history)), key=lambda idea: -idea.speedup)
     return Report(
         run=run,
         branch=branch,
         model=settings.model,
-        device=device or next((history.device for history in histories), ""),
+        device=next((history.device for history in histories), ""),
         reason=reason,
         seconds=seconds,
         settings=settings.to_json(),
@@ -130,6 +131,7 @@ def _report(
         kernels=tuple(_kernel(history) for history in histories),
         ideas=tuple(ideas[:BEST_IDEAS]),
         integration=integration,
+        sandbox=sandbox,
     )
 
 
@@ -217,10 +219,11 @@ def _title(report: Report) -> str:
 def _facts(report: Report) -> list[str]:
     took = "" if report.seconds is None else f" after {report.seconds / 60:.1f} min"
     experiments = sum(kernel.experiments for kernel in report.kernels)
-    return [
+    facts = [
         f"model: {report.model}" + (f", on {report.device}" if report.device else ""),
         f"end: {report.reason}{took}; {experiments} experiments, {sum(k.kept for k in report.kernels)} kept",
     ]
+    return [*facts, f"sandbox: {report.sandbox}"] if report.sandbox else facts
 
 
 def _sections(report: Report) -> list[Section]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import resource
-import signal
 import socket
 import sys
 import traceback
@@ -21,25 +19,27 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autokernel.judge import wire
+from autokernel.judge import sandbox, wire
+from autokernel.judge.sandbox import Policy
 from autokernel.judge.stopwatch import DeviceStopwatch, HostStopwatch, Kernel, private_copy
 from autokernel.spec import DTYPE_NAMES
 
 MAX_REASON_CHARS = 4000
-MAX_FILE_BYTES = 1 << 30
 _M_PERTURB = -6  # glibc's mallopt parameter: fill fresh memory with ~byte and freed memory with byte
-_PR_SET_PDEATHSIG = 1
 
 
 def main(sock: socket.socket, setup: dict[str, Any]) -> None:
     """Enter the sandbox, get the device ready, load what the judge names, then serve it until it hangs up."""
-    _confine(setup["memory_bytes"])
-    torch.manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
-    session = _Session(sock, setup["device"])
+    policy, device = Policy.from_json(setup["sandbox"]), setup["device"]
+    session = _Session(sock, device)
     try:
+        sandbox.begin(policy, device, setup["memory_bytes"])
+        torch.manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
         session.warm_up()
         first, _ = wire.receive(sock)
         _settle(Path(first["scratch"]))
+        sandbox.enter(policy, device, Path(first["scratch"]), trusted="kernel" not in first["target"])
+        wire.send(sock, {"ok": True, "entered": True})  # what fails from here on is the candidate's fault
         session.kernel = load_target(first["target"])
     except EOFError:
         return
@@ -219,15 +219,6 @@ def _poison_malloc(byte: int) -> None:
         ctypes.CDLL(None).mallopt(_M_PERTURB, byte)
 
 
-def _confine(memory_bytes: int) -> None:
-    os.setsid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
-
-
 def _settle(scratch: Path) -> None:
     """Move into the candidate's own folder: what it prints, builds and caches stays there."""
     os.chdir(scratch)
@@ -254,4 +245,5 @@ def _failure(error: BaseException) -> dict[str, Any]:
             where = f" (kernel.py line {frame.lineno}: {frame.line})"
             break
     reason = f"{type(error).__name__}: {text}{where}"
-    return {"ok": False, "kind": "oom" if oom else "crash", "reason": reason[:MAX_REASON_CHARS]}
+    kind = "sandbox" if isinstance(error, sandbox.SandboxError) else "oom" if oom else "crash"
+    return {"ok": False, "kind": kind, "reason": reason[:MAX_REASON_CHARS]}
