@@ -194,11 +194,10 @@ def _kills_a_daemon(root: Path) -> bool:
     note = root / "scratch" / "daemon"
     if os.fork() == 0:
         os.setsid()
-        if os.fork() == 0:
-            note.write_text(str(os.getpid()))
-            time.sleep(60)
-        while not note.exists():
-            time.sleep(0.001)
+        if daemon := os.fork():
+            note.write_text(str(daemon))
+            os._exit(0)
+        time.sleep(60)
         os._exit(0)
     os.wait()
     orphans.kill_orphans(())

@@ -39,7 +39,7 @@ def main(sock: socket.socket, setup: dict[str, Any]) -> None:
         first, _ = wire.receive(sock)
         _settle(Path(first["scratch"]))
         sandbox.enter(policy, device, Path(first["scratch"]), trusted="kernel" not in first["target"])
-        wire.send(sock, {"ok": True, "entered": True})  # what fails from here on is the candidate's fault
+        wire.send(sock, {"ok": True})  # what fails from here on is the candidate's fault
         session.kernel = load_target(first["target"])
     except EOFError:
         return
@@ -245,5 +245,4 @@ def _failure(error: BaseException) -> dict[str, Any]:
             where = f" (kernel.py line {frame.lineno}: {frame.line})"
             break
     reason = f"{type(error).__name__}: {text}{where}"
-    kind = "sandbox" if isinstance(error, sandbox.SandboxError) else "oom" if oom else "crash"
-    return {"ok": False, "kind": kind, "reason": reason[:MAX_REASON_CHARS]}
+    return {"ok": False, "kind": "oom" if oom else "crash", "reason": reason[:MAX_REASON_CHARS]}

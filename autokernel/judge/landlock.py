@@ -79,7 +79,7 @@ def _known(abi: int) -> int:
 def _allow(ruleset: int, path: str, access: int) -> None:
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:
+    except (FileNotFoundError, PermissionError, NotADirectoryError):
         return
     try:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):

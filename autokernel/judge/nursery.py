@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autokernel.judge import orphans, readable, wire
+from autokernel.judge import orphans, sandbox, wire
 from autokernel.judge.orphans import MAX_PROCESSES
+from autokernel.judge.sandbox import Policy
 
 REAP_TIMEOUT_S = 5.0
 MAX_SCRATCH_BYTES = 8 << 30
@@ -64,8 +65,7 @@ class Nursery:
         orphans.kill_orphans(())
 
     def _spawn(self, fd: int, setup: dict[str, Any]) -> None:
-        if setup["sandbox"]["landlock"]:
-            readable.readable_roots(tuple(setup["sandbox"]["protected"]))  # found once, before the first fork
+        sandbox.prepare(Policy.from_json(setup["sandbox"]))
         try:
             pid = os.fork()
         except OSError as error:

@@ -48,9 +48,13 @@ CONFIGURATION = (
 )
 """What is read of /etc; the rest (keys of hosts and services, password hashes) is nothing to a kernel."""
 
+SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/home", "/root", "/mnt", "/srv")
+"""Where other programs and users keep things: nothing there is readable as a whole, whatever lists it."""
+
 PLAIN_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 GPU_DEVICES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd", "/dev/dxg")
-COMPILERS = ("g++", "gcc", "clang++", "clang", "nvcc", "ptxas", "ld", "as", "ninja", "hipcc")
+COMPILERS = ("g++", "gcc", "clang++", "clang", "nvcc", "hipcc")
+OF_A_TOOLCHAIN = ("bin", "include", "lib", "lib32", "lib64", "libexec", "nvvm", "targets", "amdgcn")
 SHARED_MEMORY = "/dev/shm"
 
 
@@ -61,7 +65,7 @@ def readable_roots(protected: tuple[str, ...]) -> tuple[str, ...]:
     Nothing at or above a path of `protected` is among them; something below it can be (a virtual environment in the
     user's project).
     """
-    closed = {os.path.realpath(path) for path in protected} - _foundations()
+    closed = {os.path.realpath(path) for path in (*protected, *SHARED)} - _foundations()
     if (PACKAGE_ROOT.parent / "pyproject.toml").is_file():
         closed.add(str(PACKAGE_ROOT.parent))  # a checkout: its history and its runs lie beside the package
     found: set[str] = set()
@@ -75,6 +79,7 @@ def gpu_devices() -> tuple[str, ...]:
     return tuple(str(path) for pattern in GPU_DEVICES for path in Path("/").glob(pattern.lstrip("/")))
 
 
+@functools.cache
 def openmp_shares_memory() -> bool:
     """Whether the loaded OpenMP runtime, LLVM's or Intel's, registers itself in /dev/shm and may abort without it."""
     names = {Path(path).name for path in _mapped_files()}
@@ -84,7 +89,7 @@ def openmp_shares_memory() -> bool:
 def _candidates() -> Iterator[str]:
     yield from SYSTEM
     yield from (f"/etc/{name}" for name in CONFIGURATION)
-    yield from (sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(sys.executable).resolve().parent.parent))
+    yield from (sys.prefix, sys.base_prefix, sys.exec_prefix)
     yield from sysconfig.get_paths().values()
     yield from filter(None, sys.path)
     yield from (str(PACKAGE_ROOT), str(toplevel("reference.py")), str(toplevel("kernels")))
@@ -92,7 +97,8 @@ def _candidates() -> Iterator[str]:
         yield from filter(os.path.isabs, os.environ.get(name, "").split(os.pathsep))
     yield from filter(None, (os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH", "ROCM_PATH")))
     for path in filter(None, map(shutil.which, (*COMPILERS, os.environ.get("CXX", ""), os.environ.get("CC", "")))):
-        yield str(Path(path).resolve().parent.parent)  # a toolchain keeps its headers beside its bin folder
+        # Its headers lie beside its bin folder; so may anything else, if the user installed it into ~/.local.
+        yield from (str(Path(path).resolve().parent.parent / name) for name in OF_A_TOOLCHAIN)
     yield from (str(Path(path).parent) for path in _mapped_files())
 
 

@@ -55,6 +55,13 @@ class Policy:
         return Policy(**{**raw, "protected": tuple(raw["protected"])})
 
 
+def prepare(policy: Policy) -> None:
+    """Find out once, before the first fork, what every child would have to find out."""
+    if policy.landlock:
+        readable.readable_roots(policy.protected)
+        readable.openmp_shares_memory()
+
+
 def begin(policy: Policy, device: str, memory_bytes: int) -> None:
     """Limits, a session of its own, and everything that does not depend on the scratch folder.
 
@@ -82,9 +89,10 @@ def enter(policy: Policy, device: str, scratch: Path, *, trusted: bool = False) 
     """
     if not policy.landlock:
         return
-    if device == "cpu" and (count := len(os.listdir("/proc/self/task"))) != 1:  # noqa: PTH208
-        raise SandboxError(f"{count} threads run before the sandbox is entered; it would hold one of them only")
     try:
+        threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
+        if device == "cpu" and threads != 1:
+            raise SandboxError(f"{threads} threads run before the sandbox is entered; it would hold one of them only")
         shared_memory = trusted or readable.openmp_shares_memory()
         _close_files(policy, device, str(scratch), shared_memory=shared_memory)
     except OSError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import platform
 import struct
@@ -164,7 +165,7 @@ def install(*, unix_sockets: bool, affinity: bool) -> None:
     machine = _ARCHITECTURES.get(platform.machine())
     if machine is None:
         raise OSError(errno.ENOSYS, f"no seccomp filter for {platform.machine()}")
-    code = b"".join(struct.pack("=HBBI", *step) for step in assemble(machine, unix_sockets, affinity))
+    code = _code(machine, unix_sockets, affinity)
     buffer = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer))
     give_up_new_privileges()
@@ -174,6 +175,11 @@ def install(*, unix_sockets: bool, affinity: bool) -> None:
     if libc.syscall(ctypes.c_long(machine.seccomp), *arguments) != 0:
         code_ = ctypes.get_errno()
         raise OSError(code_, f"seccomp: {os.strerror(code_)}")
+
+
+@functools.cache
+def _code(machine: _Architecture, unix_sockets: bool, affinity: bool) -> bytes:
+    return b"".join(struct.pack("=HBBI", *step) for step in assemble(machine, unix_sockets, affinity))
 
 
 def assemble(machine: _Architecture, unix_sockets: bool, affinity: bool) -> list[Instruction]:

@@ -281,10 +281,10 @@ class Worker:
         except (EOFError, OSError, ValueError) as error:
             self._kill()
             raise WorkerError(f"a child ended before it loaded anything: {error}", hint="run `autokernel doctor`")
-        if answer.get("kind") == "sandbox":
-            raise WorkerError(str(answer["reason"]), hint="run `autokernel doctor`; --sandbox off goes without")
+        if answer.get("kind") == "oom":
+            raise Rejected(Verdict.OOM, str(answer["reason"]))
         if not answer.get("ok"):
-            raise Rejected(_verdict_of(answer), str(answer.get("reason")))
+            raise WorkerError(str(answer.get("reason")), hint="run `autokernel doctor`; --sandbox off goes without one")
 
     def _receive(self, deadline_s: float) -> dict[str, Any]:
         self._sock.settimeout(deadline_s)
@@ -301,7 +301,8 @@ class Worker:
         if answer.get("ok"):
             self._peak_bytes = answer.get("peak_bytes", self._peak_bytes)
             return answer
-        raise Rejected(_verdict_of(answer), str(answer.get("reason", "no reason given")))
+        verdict = Verdict.OOM if answer.get("kind") == "oom" else Verdict.CRASH
+        raise Rejected(verdict, str(answer.get("reason", "no reason given")))
 
     def _death(self) -> Rejected:
         """What the exit status of a child that hung up says."""
@@ -321,10 +322,6 @@ class Worker:
                 kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-
-
-def _verdict_of(answer: dict[str, Any]) -> Verdict:
-    return Verdict.OOM if answer.get("kind") == "oom" else Verdict.CRASH
 
 
 def _encode(calls: Sequence[Inputs], slots: Sequence[dict[str, wire.Slot]]) -> list[list[Any]]:
