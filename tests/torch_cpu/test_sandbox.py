@@ -1,13 +1,13 @@
 """Hostile candidates in the judge's real children: what each tries fails, and the judge says what happened."""
 
 import ctypes
+import itertools
 import os
 import resource
 import secrets
 import signal
 import socket
 import textwrap
-import threading
 import time
 from pathlib import Path
 
@@ -468,15 +468,20 @@ def test_a_child_that_fills_the_disk_is_ended(tmp_path, monkeypatch):
         time.sleep(60)
 
     ours, theirs = socket.socketpair()
+    if (server := os.fork()) == 0:  # of its own: it kills all children of its process that it does not know
+        children = nursery.Nursery(theirs, fill)
+        for _ in range(3):
+            children.wait_for_message()
+            children.obey(*wire.receive(theirs, max_fds=1))
+        os._exit(0)
     _, child = socket.socketpair()
-    children = nursery.Nursery(theirs, fill)
-    children.obey({"command": "spawn", "setup": {"sandbox": Policy().to_json()}}, [child.detach()])
+    wire.send(ours, {"command": "spawn", "setup": {"sandbox": Policy().to_json()}}, [child.fileno()])
     pid = wire.receive(ours)[0]["pid"]
-    children.obey({"command": "watch", "pid": pid, "scratch": str(tmp_path)}, [])
-    threading.Timer(1.5, wire.send, (ours, {"command": "reap", "pid": pid})).start()
-    children.wait_for_message()
-    children.obey(*wire.receive(theirs))
+    wire.send(ours, {"command": "watch", "pid": pid, "scratch": str(tmp_path)})
+    time.sleep(1)
+    wire.send(ours, {"command": "reap", "pid": pid})
     answer, _ = wire.receive(ours)
+    os.waitpid(server, 0)
     assert answer["status"] == -signal.SIGKILL
     assert "into its folder" in answer["excess"]
 
@@ -535,8 +540,9 @@ def test_a_child_that_cannot_enter_is_our_fault_not_the_candidates(tmp_path):
         with Worker(server, target, tmp_path) as worker:
             worker.load()
         # Children of this server can open their log and nothing more: no rule can be made.
-        last = max(int(path.name) for path in Path(f"/proc/{server._process.pid}/fd").iterdir())
-        resource.prlimit(server._process.pid, resource.RLIMIT_NOFILE, (last + 2, last + 2))
+        used = {int(path.name) for path in Path(f"/proc/{server._process.pid}/fd").iterdir()}
+        _, limit = itertools.islice((fd for fd in itertools.count() if fd not in used), 2)
+        resource.prlimit(server._process.pid, resource.RLIMIT_NOFILE, (limit, limit))
         with Worker(server, target, tmp_path) as worker, pytest.raises(WorkerError, match="Too many open files"):
             worker.load()
 
