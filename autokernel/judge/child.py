@@ -37,8 +37,9 @@ def main(sock: socket.socket, setup: dict[str, Any]) -> None:
         torch.manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
         session.warm_up()
         first, _ = wire.receive(sock)
-        _settle(Path(first["scratch"]))
+        # Closed first: what an earlier child of this text left in the folder, a symbolic link say, is hostile, too.
         sandbox.enter(policy, device, Path(first["scratch"]), trusted="kernel" not in first["target"])
+        _settle(Path(first["scratch"]))
         wire.send(sock, {"ok": True})  # what fails from here on is the candidate's fault
         session.kernel = load_target(first["target"])
     except EOFError:
@@ -222,7 +223,12 @@ def _poison_malloc(byte: int) -> None:
 def _settle(scratch: Path) -> None:
     """Move into the candidate's own folder: what it prints, builds and caches stays there."""
     os.chdir(scratch)
-    log = os.open("output.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with contextlib.suppress(OSError):
+        os.unlink("output.log")  # noqa: PTH108
+    try:
+        log = os.open("output.log", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    except OSError:  # an earlier child of this text has put something else there
+        log = os.open(os.devnull, os.O_WRONLY)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.update(

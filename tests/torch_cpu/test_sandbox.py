@@ -530,6 +530,33 @@ def test_the_judge_survives_all_children_being_signalled(server, tmp_path):
     assert server._process.poll() is None
 
 
+def test_links_left_in_its_folder_lead_neither_judge_nor_child_out(server, victims):
+    text = """
+        import os
+        for name in ("kernel.py", "output.log"):
+            os.unlink(name)
+            os.symlink({journal!r}, name)
+        """
+    outcome, builds = evaluate(server, victims, text.format(journal=str(victims.journal)))
+    assert outcome.verdict == "PASS", outcome.reason
+    again = Judge(server=server, spec=get_spec("rmsnorm"), dtypes=("fp32",), cases=(), builds=builds)
+    text = HONEST + textwrap.dedent(text.format(journal=str(victims.journal)))
+    assert again.evaluate(text, timing=False).verdict == "PASS"
+    assert victims.journal.read_text() == "precious"
+
+
+def test_folders_in_the_way_do_not_stop_the_judge(server, victims):
+    text = """
+        import os
+        for name in ("kernel.py", "output.log"):
+            os.unlink(name)
+            os.mkdir(name)
+        """
+    _, builds = evaluate(server, victims, text)
+    again = Judge(server=server, spec=get_spec("rmsnorm"), dtypes=("fp32",), cases=(), builds=builds)
+    assert again.evaluate(HONEST + textwrap.dedent(text), timing=False).verdict == "PASS"
+
+
 # -- the promise itself
 
 
