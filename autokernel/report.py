@@ -219,11 +219,11 @@ def _title(report: Report) -> str:
 def _facts(report: Report) -> list[str]:
     took = "" if report.seconds is None else f" after {report.seconds / 60:.1f} min"
     experiments = sum(kernel.experiments for kernel in report.kernels)
-    facts = [
+    return [
         f"model: {report.model}" + (f", on {report.device}" if report.device else ""),
         f"end: {report.reason}{took}; {experiments} experiments, {sum(k.kept for k in report.kernels)} kept",
+        *([f"sandbox: {report.sandbox}"] if report.sandbox else []),
     ]
-    return [*facts, f"sandbox: {report.sandbox}"] if report.sandbox else facts
 
 
 def _sections(report: Report) -> list[Section]:
@@ -261,11 +261,9 @@ def _kernel_lines(kernel: KernelReport) -> list[str]:
 
 def _commands(report: Report) -> list[str]:
     worktree = f".autokernel/{report.run}/worktree"
-    lines = [f"git -C {worktree} log --oneline {report.branch}"]
-    lines += [
-        f"autokernel judge .autokernel/{report.run}/optimized/{k.op}/kernel.py --op {k.op}" for k in report.kernels
-    ]
-    return lines
+    kernels = f".autokernel/{report.run}/optimized"
+    judging = [f"autokernel judge {kernels}/{kernel.op}/kernel.py --op {kernel.op}" for kernel in report.kernels]
+    return [f"git -C {worktree} log --oneline {report.branch}", *judging]
 
 
 def _model_lines(integration: Mapping[str, Any] | None) -> list[str]:

@@ -11,6 +11,7 @@ import ctypes
 import os
 import socket
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,10 @@ def main(sock: socket.socket, setup: dict[str, Any]) -> None:
     policy, device = Policy.from_json(setup["sandbox"]), setup["device"]
     session = _Session(sock, device)
     try:
+        if device != "cpu" and policy.builds:
+            _keep_files_in(
+                Path(policy.builds) / "warm"
+            )  # Triton compiles a part of its driver before `scratch` is known
         sandbox.begin(policy, device, setup["memory_bytes"])
         torch.manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
         session.warm_up()
@@ -231,14 +236,21 @@ def _settle(scratch: Path) -> None:
         log = os.open(os.devnull, os.O_WRONLY)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    _keep_files_in(scratch)
+
+
+def _keep_files_in(folder: Path) -> None:
+    """Have everything that caches or builds do so below `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
     os.environ.update(
-        HOME=str(scratch),
-        TMPDIR=str(scratch),
-        AUTOKERNEL_BUILD_DIR=str(scratch / "build"),
-        TRITON_CACHE_DIR=str(scratch / "triton"),
-        TORCHINDUCTOR_CACHE_DIR=str(scratch / "inductor"),
+        HOME=str(folder),
+        TMPDIR=str(folder),
+        AUTOKERNEL_BUILD_DIR=str(folder / "build"),
+        TRITON_CACHE_DIR=str(folder / "triton"),
+        TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor"),
         PYTHONDONTWRITEBYTECODE="1",
     )
+    tempfile.tempdir = None  # it is remembered from the first use on
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
