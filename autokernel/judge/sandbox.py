@@ -93,7 +93,7 @@ def enter(policy: Policy, device: str, scratch: Path, *, trusted: bool = False) 
         threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
         if device == "cpu" and threads != 1:
             raise SandboxError(f"{threads} threads run before the sandbox is entered; it would hold one of them only")
-        shared_memory = trusted or readable.openmp_shares_memory()
+        shared_memory = trusted or device != "cpu" or readable.openmp_shares_memory()
         _close_files(policy, device, str(scratch), shared_memory=shared_memory)
     except OSError as error:
         raise SandboxError(f"the sandbox could not be entered: {error}") from error

@@ -8,6 +8,7 @@ import secrets
 import signal
 import socket
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from autokernel.errors import WorkerError
-from autokernel.judge import nursery, orphans, sandbox, wire
+from autokernel.judge import attempts, nursery, orphans, sandbox, wire
 from autokernel.judge.enforcement import decide, examine
 from autokernel.judge.engine import Judge
 from autokernel.judge.forkserver import ForkServer
@@ -572,6 +573,40 @@ def test_a_child_that_cannot_enter_is_our_fault_not_the_candidates(tmp_path):
         resource.prlimit(server._process.pid, resource.RLIMIT_NOFILE, (limit, limit))
         with Worker(server, target, tmp_path) as worker, pytest.raises(WorkerError, match="Too many open files"):
             worker.load()
+
+
+def test_threads_of_a_gpu_driver_reach_scratch_folders_at_most(tmp_path):
+    """On a GPU the first step comes before the driver's threads, the second after; no GPU is needed to see it."""
+    for name in ("builds/mine", "builds/other"):
+        (tmp_path / name).mkdir(parents=True)
+    policy = decide("auto", "cuda", protected=[str(tmp_path)], builds=tmp_path / "builds")
+    sandbox.prepare(policy)
+
+    def can_write(folder):
+        try:
+            (tmp_path / folder / secrets.token_hex(4)).touch()
+        except PermissionError:
+            return False
+        return True
+
+    def confined():
+        sandbox.begin(policy, "cuda", 64 << 30)
+        entered, done, early = threading.Event(), threading.Event(), {}
+
+        def driver():
+            entered.wait()
+            early.update({folder: can_write(folder) for folder in ("builds/mine", "builds/other", ".")})
+            done.set()
+
+        threading.Thread(target=driver, daemon=True).start()
+        sandbox.enter(policy, "cuda", tmp_path / "builds" / "mine")
+        entered.set()
+        done.wait()
+        return early, {folder: can_write(folder) for folder in ("builds/mine", "builds/other", ".")}
+
+    early, late = attempts._in_child(confined)
+    assert early == {"builds/mine": True, "builds/other": True, ".": False}
+    assert late == {"builds/mine": True, "builds/other": False, ".": False}
 
 
 def test_off_leaves_the_file_system_open(tmp_path):
