@@ -144,6 +144,24 @@ def test_a_root_above_something_protected_becomes_its_other_children(tmp_path):
     assert readable._without(str(tmp_path / "b"), [str(tmp_path / "b")]) == []
 
 
+@linux
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_folders_that_one_may_not_enter_are_passed_over(tmp_path, monkeypatch):
+    closed = tmp_path / "closed"
+    (closed / "bin").mkdir(parents=True)
+    closed.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{closed / 'bin'}:{os.environ['PATH']}")
+
+    def as_nobody():
+        os.setuid(65534)
+        return list(readable.readable_roots.__wrapped__((str(tmp_path),)))
+
+    found = attempts._in_child(as_nobody)
+    assert isinstance(found, list), found
+    assert "/usr" in found
+    assert str(closed / "bin") not in found
+
+
 # -- the filter
 
 
