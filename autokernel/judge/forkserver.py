@@ -13,6 +13,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ class ForkServer:
         """
         child = self._spare or self._fork()
         self._spare = None
-        wire.send(self._sock, {"command": "watch", "pid": child[0], "scratch": str(scratch)})
+        self._send({"command": "watch", "pid": child[0], "scratch": str(scratch)})
         if self.device != "cpu":
             self._spare = self._fork()
         return child
@@ -88,7 +89,7 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         setup = {"device": self.device, "memory_bytes": default_memory_bytes(), "sandbox": self._policy}
         try:
-            wire.send(self._sock, {"command": "spawn", "setup": setup}, [theirs.fileno()])
+            self._send({"command": "spawn", "setup": setup}, [theirs.fileno()])
             answer = self._receive()
         finally:
             theirs.close()
@@ -100,7 +101,7 @@ class ForkServer:
     def reap(self, pid: int) -> tuple[int | None, str]:
         """Wait status of a child that has ended (negative: killed by that signal; None if it will not end), and what
         the server ended it for, if it did. Whatever the child has started is gone, too."""
-        wire.send(self._sock, {"command": "reap", "pid": pid})
+        self._send({"command": "reap", "pid": pid})
         answer = self._receive()
         return answer["status"], answer["excess"]
 
@@ -127,6 +128,12 @@ class ForkServer:
             self._receive()
             self._ready = True
             self._sock.settimeout(REPLY_TIMEOUT_S)
+
+    def _send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        try:
+            wire.send(self._sock, message, fds)
+        except OSError as error:
+            raise WorkerError(f"the judge's server is gone: {error}", hint="run `autokernel doctor`") from None
 
     def _receive(self) -> dict[str, Any]:
         try:

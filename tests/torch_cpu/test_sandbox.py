@@ -575,6 +575,15 @@ def test_a_child_that_cannot_enter_is_our_fault_not_the_candidates(tmp_path):
             worker.load()
 
 
+def test_a_server_that_is_gone_is_our_fault(tmp_path):
+    with ForkServer() as server:
+        server._wait_ready()
+        server._process.kill()
+        server._process.wait()
+        with pytest.raises(WorkerError, match="server"):
+            Worker(server, {"kernel": "kernel.py"}, tmp_path)
+
+
 def test_threads_of_a_gpu_driver_reach_scratch_folders_at_most(tmp_path):
     """On a GPU the first step comes before the driver's threads, the second after; no GPU is needed to see it."""
     for name in ("builds/mine", "builds/other"):
