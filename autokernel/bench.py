@@ -27,9 +27,9 @@ WORKER_RETRIES = 2
 class Bench:
     """Judges candidates of one backend for one op at a time; use as a context manager."""
 
-    def __init__(self, builds: Path, backend: str) -> None:
-        self._builds, self._backend = builds, backend
-        self._server = ForkServer(device_of(backend))
+    def __init__(self, builds: Path, backend: str, sandbox: str = "auto") -> None:
+        self._builds, self._backend, self._sandbox = builds, backend, sandbox
+        self._server = self._start_server()
         self._planned: PlannedOp | None = None
         self._judge: Judge | None = None
 
@@ -81,6 +81,9 @@ class Bench:
             total += item.calls * floor
         return total
 
+    def _start_server(self) -> ForkServer:
+        return ForkServer(device_of(self._backend), sandbox=self._sandbox, builds=self._builds)
+
     def _current(self) -> Judge:
         assert self._judge is not None, "open an op first"
         return self._judge
@@ -95,6 +98,6 @@ class Bench:
                 log.warning("the judge's processes failed (%s); starting them anew", error)
                 assert self._planned is not None
                 self._server.close()
-                self._server = ForkServer(device_of(self._backend))
+                self._server = self._start_server()
                 self.open(self._planned)
         raise AssertionError("unreachable")

@@ -21,8 +21,10 @@ from typing import Any
 
 from autokernel import machine
 from autokernel.agentchoice import API_KEYS, keys_present
+from autokernel.judge import enforcement
 
 MIN_PYTHON = (3, 11)
+SANDBOX_FIX = "Linux 6.12 or newer with Landlock and seccomp, also within the container"
 NOISY_SPREAD, BUSY_LOAD = 0.10, 0.50
 """Above these a clock is called restless: the slow tenth of equal loops, and the load per core."""
 
@@ -225,28 +227,20 @@ def check_clock() -> Check:
 
 
 def check_sandbox() -> list[Check]:
-    """What the judge enforces on a candidate, and what the machine would offer beyond that."""
-    abi, namespaces, cgroup = machine.landlock_abi(), machine.user_namespaces(), machine.cgroup_memory()
-    enforced = "process group, environment allow-list, own scratch directory, file-size limit"
-    if sys.platform == "linux":
-        enforced += ", memory limit, ends with the judge"
-    open_doors = (
-        "network and file system are not closed in this version: judge only kernels that you would run yourself"
-    )
-    return [
-        Check(name="judge enforces", status=Status.OK, detail=enforced),
-        Check(name="judge leaves open", status=Status.WARN, detail=open_doors),
-        _available("Landlock", "" if abi is None else f"ABI {abi}"),
-        _available("user namespaces", "yes" if namespaces else ""),
-        _available("seccomp", "yes" if machine.seccomp() else ""),
-        _available("cgroup memory", cgroup or ""),
+    """What the judge enforces on a candidate, measure by measure, as tried just now in a throw-away process."""
+    found = enforcement.examine()
+    checks = [
+        Check(
+            name=f"sandbox: {measure.name}",
+            status=Status.OK if measure.enforced else Status.WARN,
+            detail=measure.detail,
+        )
+        for measure in found.measures
     ]
-
-
-def _available(name: str, found: str) -> Check:
-    status = Status.OK if found else Status.MISSING
-    detail = f"{found}; on this machine, but not used by the judge yet" if found else "not available here"
-    return Check(name=name, status=status, detail=detail)
+    if found.missing:
+        detail = "judge only kernels that you would run yourself, or use a machine where all of this is enforced"
+        checks.append(Check(name="sandbox", status=Status.WARN, detail=detail, fix=SANDBOX_FIX))
+    return checks
 
 
 def _first_line(command: list[str], containing: str = "") -> str | None:

@@ -1,4 +1,4 @@
-"""What this machine offers to confine and to time a child process: kernel features, memory limits, a quiet clock.
+"""What this machine offers to confine and to time a child process: Landlock, cores, a quiet clock.
 
 Each probe answers for itself and changes nothing here; what Linux does not offer, or another system, reads as absent.
 """
@@ -9,15 +9,12 @@ import ctypes
 import errno
 import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 _LANDLOCK_CREATE_RULESET = 444  # the same number on every architecture
 _LANDLOCK_VERSION_FLAG = 1
-_CLONE_NEWUSER = 0x10000000
-_CLONE_NEWNET = 0x40000000
 
 SPIN_SAMPLES = 80
 SPIN_TURNS = 20_000
@@ -37,45 +34,6 @@ def landlock_abi() -> int | None:
         ctypes.c_uint32(_LANDLOCK_VERSION_FLAG),
     )
     return version if version > 0 else None
-
-
-def user_namespaces() -> bool:
-    """Whether an ordinary process may make a user and a network namespace; tried in a child of its own."""
-    if sys.platform != "linux":
-        return False
-    code = f"import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare({_CLONE_NEWUSER | _CLONE_NEWNET}) != 0)"
-    try:
-        return subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, timeout=20).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-
-
-def seccomp() -> bool:
-    """Whether the kernel has seccomp filters."""
-    return any(
-        line.startswith("Seccomp_filters:") or line.startswith("Seccomp:") for line in _lines("/proc/self/status")
-    )
-
-
-def cgroup_memory() -> str | None:
-    """How a memory limit by cgroup could be set (`v2, limit 8.0 GiB`), or None without the memory controller."""
-    if "memory" in " ".join(_lines("/sys/fs/cgroup/cgroup.controllers")).split():
-        limits = _lines("/sys/fs/cgroup/memory.max")
-        return f"v2, {_limit(limits[0])}" if limits else "v2"
-    limits = _lines("/sys/fs/cgroup/memory/memory.limit_in_bytes")
-    return f"v1, {_limit(limits[0])}" if limits else None
-
-
-def _limit(text: str) -> str:
-    unlimited = not text.isdigit() or int(text) > 1 << 60
-    return "no limit set" if unlimited else f"limit {int(text) / 2**30:.1f} GiB"
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []
 
 
 def usable_cores() -> int:

@@ -76,6 +76,7 @@ class Report:
     kernels: tuple[KernelReport, ...]
     ideas: tuple[Idea, ...]
     integration: Mapping[str, Any] | None
+    sandbox: str = ""
 
 
 def from_summary(summary: RunSummary, settings: Settings) -> Report:
@@ -88,7 +89,7 @@ def from_summary(summary: RunSummary, settings: Settings) -> Report:
         settings=settings,
         histories=summary.histories,
         integration=summary.integration,
-        device="",
+        sandbox=summary.sandbox,
     )
 
 
@@ -102,7 +103,7 @@ def from_state(run: str, state: RunState) -> Report:
         settings=state.settings,
         histories=tuple(state.histories.values()),
         integration=state.integration,
-        device="",
+        sandbox=state.sandbox,
     )
 
 
@@ -115,14 +116,14 @@ def _report(
     settings: Settings,
     histories: Sequence[KernelHistory],
     integration: Mapping[str, Any] | None,
-    device: str,
+    sandbox: str,
 ) -> Report:
     ideas = sorted((idea for history in histories for idea in _ideas(history)), key=lambda idea: -idea.speedup)
     return Report(
         run=run,
         branch=branch,
         model=settings.model,
-        device=device or next((history.device for history in histories), ""),
+        device=next((history.device for history in histories), ""),
         reason=reason,
         seconds=seconds,
         settings=settings.to_json(),
@@ -130,6 +131,7 @@ def _report(
         kernels=tuple(_kernel(history) for history in histories),
         ideas=tuple(ideas[:BEST_IDEAS]),
         integration=integration,
+        sandbox=sandbox,
     )
 
 
@@ -220,6 +222,7 @@ def _facts(report: Report) -> list[str]:
     return [
         f"model: {report.model}" + (f", on {report.device}" if report.device else ""),
         f"end: {report.reason}{took}; {experiments} experiments, {sum(k.kept for k in report.kernels)} kept",
+        *([f"sandbox: {report.sandbox}"] if report.sandbox else []),
     ]
 
 
@@ -258,11 +261,9 @@ def _kernel_lines(kernel: KernelReport) -> list[str]:
 
 def _commands(report: Report) -> list[str]:
     worktree = f".autokernel/{report.run}/worktree"
-    lines = [f"git -C {worktree} log --oneline {report.branch}"]
-    lines += [
-        f"autokernel judge .autokernel/{report.run}/optimized/{k.op}/kernel.py --op {k.op}" for k in report.kernels
-    ]
-    return lines
+    kernels = f".autokernel/{report.run}/optimized"
+    judging = [f"autokernel judge {kernels}/{kernel.op}/kernel.py --op {kernel.op}" for kernel in report.kernels]
+    return [f"git -C {worktree} log --oneline {report.branch}", *judging]
 
 
 def _model_lines(integration: Mapping[str, Any] | None) -> list[str]:

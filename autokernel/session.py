@@ -27,12 +27,13 @@ from autokernel.errors import RepositoryError
 from autokernel.gitrepo import RunRepository
 from autokernel.history import KernelHistory
 from autokernel.journal import Journal
+from autokernel.judge import enforcement
 from autokernel.loading import starter_path
 from autokernel.records import Decision, Experiment, Outcome, PlannedOp, Proposal, Verdict, text_digest
 from autokernel.roofline import Ceilings
 from autokernel.rules import Rule, first_reason_to_stop
 from autokernel.rundir import RunDir
-from autokernel.settings import Settings
+from autokernel.settings import Settings, device_of
 from autokernel.state import Pending, RunState, load_state, started_json
 from autokernel.view import RunSummary, View
 
@@ -69,6 +70,7 @@ class Session:
         self._repo: RunRepository
         self._bench: Bench
         self._agent: Agent
+        self._sandbox: str  # what of the judge's sandbox is enforced here, for the report
         self._tip: str  # the branch as the journal knows it: whatever a crash left beyond it is undone
 
     # -- opening and closing
@@ -84,6 +86,7 @@ class Session:
             held = stack.enter_context(rundir.lock(settings.workdir))
             _check_surroundings(settings)
             settings = replace(settings, backend=choose_backend(settings.backend))
+            enforcement.decide(settings.sandbox, device_of(settings.backend))
             if resume is None:
                 view.stage("profiling the model")
                 plan = wholemodel.profile(settings)  # a model that does not run leaves no run behind
@@ -97,17 +100,21 @@ class Session:
                     "budget_s": settings.budget_s,
                     "max_experiments": settings.max_experiments,
                     "backend": choose_backend(state.settings.backend),
+                    "sandbox": settings.sandbox,
                 }
                 session = Session(replace(state.settings, **limits), view, run_dir, state)
                 session._repo = RunRepository.open(settings.workdir, run_dir.path, run_dir.name)
                 session._repo.restore(state.tip or session._repo.head())
             held.name_run(run_dir.name)
-            session._journal.append("run-started", settings=session.settings.to_json(), version=__version__)
+            session._sandbox = enforcement.summary(session.settings.sandbox, device_of(session.settings.backend))
+            session._journal.append(
+                "run-started", settings=session.settings.to_json(), version=__version__, sandbox=session._sandbox
+            )
             if resume is None:
                 session._keep_plan(plan)
             session._tip = session._repo.head()
             session._agent = session._choose_agent()
-            session._bench = stack.enter_context(Bench(run_dir.path / "builds", session.settings.backend))
+            session._bench = stack.enter_context(session._new_bench())
             session._stack = stack.pop_all()
         view.note(f"run {run_dir.name}; experiments go to branch {session._repo.branch}")
         return session
@@ -129,6 +136,7 @@ class Session:
             histories=tuple(self._histories.values()),
             integration=self._integration,
             seconds=self._elapsed_s(),
+            sandbox=self._sandbox,
         )
         self.view.finished(summary)
         return summary
@@ -317,6 +325,9 @@ class Session:
         self._journal.append("integrated", result=self._integration)
 
     # -- small parts
+
+    def _new_bench(self) -> Bench:
+        return Bench(self.run_dir.builds, self.settings.backend, self.settings.sandbox)
 
     def _choose_agent(self) -> Agent:
         choice, _, argument = self.settings.agent.partition(":")

@@ -10,6 +10,7 @@ from typing import Any
 from autokernel.errors import ConfigError
 
 DEFAULT_HOURS = 8.0
+SANDBOX_MODES = ("auto", "strict", "off")
 BACKENDS = ("triton", "cuda", "cpp")
 DTYPES_OF_BACKEND = {"triton": ("fp32", "bf16", "fp16"), "cuda": ("fp32", "bf16", "fp16"), "cpp": ("fp32", "bf16")}
 """What starters and candidates must handle; a CPU has no fast fp16."""
@@ -36,6 +37,7 @@ class Settings:
     seed: int = 0
     compile_baseline: bool = True
     starters: Path | None = None  # a folder with <op>.py that come before the project's own starters
+    sandbox: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("budget_s", "patience"):
@@ -47,6 +49,9 @@ class Settings:
             raise ConfigError(f"--starters {self.starters} is no folder", hint="give a folder with <op>.py files")
         if self.backend not in ("auto", *BACKENDS):
             raise ConfigError(f"unknown backend {self.backend!r}", hint=f"known: auto, {', '.join(BACKENDS)}")
+
+        if self.sandbox not in SANDBOX_MODES:
+            raise ConfigError(f"--sandbox is {self.sandbox!r}", hint=f"known: {', '.join(SANDBOX_MODES)}")
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads."""

@@ -3,7 +3,7 @@
 The journal is the truth: after `kill -9` the loop goes on from what this module reads, and the report shows the same.
 Event kinds, in the order in which a run writes them:
 
-    run-started  settings, version              op-started  op, history (without its text), digest, tip
+    run-started  settings, version, sandbox     op-started  op, history (without its text), digest, tip
     planned      profile, plan, ceilings        proposed    number, op, hypothesis, digest, agent_s, tokens, cost_usd
     op-stopped   op, reason                     judged      number, op, outcome, decision, reason, seconds
     exported     tip                            recorded    number, op, commit, tip
@@ -61,6 +61,7 @@ class RunState:
     """All that the journal tells. `histories` keeps the order in which ops were started."""
 
     settings: Settings
+    sandbox: str = ""  # what of the judge's sandbox was enforced when the run last started
     plan: Mapping[str, Any] | None = None
     histories: Mapping[str, KernelHistory] = field(default_factory=dict)
     pending: Pending | None = None
@@ -83,10 +84,11 @@ def replay(events: Iterable[Event], run_dir: RunDir) -> RunState:
     for event in events:
         fields = event.fields
         if event.kind == "run-started":
+            settings, sandbox = Settings.from_json(fields["settings"]), fields.get("sandbox", "")
             if state is None:
-                state = RunState(settings=Settings.from_json(fields["settings"]))
+                state = RunState(settings=settings, sandbox=sandbox)
             else:  # resumed with other limits; a run that had ended goes on
-                state = replace(state, settings=Settings.from_json(fields["settings"]), ended=None)
+                state = replace(state, settings=settings, sandbox=sandbox, ended=None)
         elif state is not None:
             state = replace(_fold(state, event.kind, fields, run_dir), tip=fields.get("tip", state.tip))
     if state is None:

@@ -20,6 +20,7 @@ class RunSummary:
     histories: tuple[KernelHistory, ...]
     integration: dict[str, Any] | None
     seconds: float
+    sandbox: str = ""  # one line: what of the judge's sandbox was enforced
 
 
 class View(Protocol):

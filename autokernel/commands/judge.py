@@ -24,6 +24,9 @@ def judge(
     timing: Annotated[
         bool, typer.Option("--timing/--no-timing", help="Also time it against the project's starter of that op.")
     ] = True,
+    sandbox: Annotated[
+        str, typer.Option(help="auto, strict or off: how KERNEL.py is confined while it runs.")
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Check KERNEL.py in five stages and time it. Exits 0 on PASS, 1 on any other verdict, 2 on misuse."""
@@ -36,7 +39,7 @@ def judge(
     if not as_json:
         source = "--op" if op else "the file's KERNEL_TYPE"
         print(f"judging {kernel} as {chosen} (from {source}), backend {parsed.backend}", flush=True)
-    outcome = _evaluate(text, chosen, parsed.backend, starter)
+    outcome = _evaluate(text, chosen, parsed.backend, starter, sandbox)
     passed = outcome.verdict == "PASS"
     if as_json:
         print(json.dumps(_to_json(kernel, chosen, op is not None, parsed, outcome)))
@@ -61,7 +64,7 @@ def _starter(op: str, parsed: KernelFile) -> str | None:
     return path.read_text() if path else None
 
 
-def _evaluate(text: str, op: str, backend: str, starter: str | None) -> Outcome:
+def _evaluate(text: str, op: str, backend: str, starter: str | None, sandbox: str) -> Outcome:
     from autokernel.backends import require_backend
     from autokernel.judge.engine import Judge
     from autokernel.judge.forkserver import ForkServer
@@ -72,7 +75,7 @@ def _evaluate(text: str, op: str, backend: str, starter: str | None) -> Outcome:
     spec = get_spec(op)
     with (
         tempfile.TemporaryDirectory(prefix="autokernel-judge-") as builds,
-        ForkServer(device_of(backend)) as server,
+        ForkServer(device_of(backend), sandbox=sandbox, builds=Path(builds)) as server,
     ):
         dtypes = DTYPES_OF_BACKEND[backend]
         judging = Judge(server=server, spec=spec, dtypes=dtypes, cases=(), builds=Path(builds) / op)

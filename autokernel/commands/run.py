@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from autokernel.settings import Settings
     from autokernel.view import View
 
-LIMITS = ("budget_s", "max_experiments")
+LIMITS = ("budget_s", "max_experiments", "sandbox")
 """What may change when a run is resumed."""
 
 Model = Annotated[
@@ -45,6 +45,9 @@ def run(
     starters: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Begin with the <op>.py of this folder where it has one.")
     ] = None,
+    sandbox: Annotated[
+        str | None, typer.Option(help="auto, strict or off: how candidates are confined (default: auto).")
+    ] = None,
     resume: Annotated[
         str | None, typer.Option(metavar="[RUN]", help="Go on with a run of this directory, the latest if not named.")
     ] = None,
@@ -64,6 +67,7 @@ def run(
         "seed": seed,
         "compile_baseline": compile_baseline,
         "starters": starters.resolve() if starters else None,
+        "sandbox": sandbox,
     }
     changes = {name: value for name, value in given.items() if value is not None}
     settings, run_name = _resumed(resume, changes) if resume else (_fresh(changes), None)
@@ -134,7 +138,7 @@ def _resumed(name: str, changes: dict[str, Any]) -> tuple[Settings, str]:
         if field not in LIMITS and value != getattr(settings, field):
             raise ConfigError(
                 f"run {run_dir.name} has {field} = {getattr(settings, field)}, not {value}",
-                hint="only --minutes, --hours and --experiments may change on --resume; or start a new run",
+                hint="only --minutes, --hours, --experiments and --sandbox may change on --resume; or start a new run",
             )
     limits = {field: value for field, value in changes.items() if field in LIMITS}
     return replace(settings, workdir=Path.cwd(), **limits), run_dir.name

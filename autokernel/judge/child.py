@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import resource
-import signal
 import socket
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -21,27 +20,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autokernel.judge import refresh, wire
+from autokernel.judge import refresh, sandbox, wire
 from autokernel.judge.bulk import Bulk
 from autokernel.judge.recorder import OpRecorder
+from autokernel.judge.sandbox import Policy
 from autokernel.judge.stopwatch import DeviceStopwatch, HostStopwatch, Kernel, private_copy
 from autokernel.spec import DTYPE_NAMES
 
 MAX_REASON_CHARS = 4000
-MAX_FILE_BYTES = 1 << 30
 _M_PERTURB = -6  # glibc's mallopt parameter: fill fresh memory with ~byte and freed memory with byte
-_PR_SET_PDEATHSIG = 1
 
 
 def main(sock: socket.socket, setup: dict[str, Any]) -> None:
     """Enter the sandbox, get the device ready, load what the judge names, then serve it until it hangs up."""
-    _confine(setup["memory_bytes"])
-    torch.manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
-    session = _Session(sock, setup["device"])
+    policy, device = Policy.from_json(setup["sandbox"]), setup["device"]
+    session = _Session(sock, device)
     try:
+        if device != "cpu" and policy.builds:
+            _keep_files_in(
+                Path(policy.builds) / "warm"
+            )  # Triton compiles a part of its driver before `scratch` is known
+        sandbox.begin(policy, device, setup["memory_bytes"])
+        torch.manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
         session.warm_up()
         first, _ = wire.receive(sock)
+        # Closed first: what an earlier child of this text left in the folder, a symbolic link say, is hostile, too.
+        sandbox.enter(policy, device, Path(first["scratch"]), trusted="kernel" not in first["target"])
         _settle(Path(first["scratch"]))
+        wire.send(sock, {"ok": True})  # what fails from here on is the candidate's fault
         session.kernel = load_target(first["target"])
     except EOFError:
         return
@@ -225,29 +231,32 @@ def _poison_malloc(byte: int) -> None:
         ctypes.CDLL(None).mallopt(_M_PERTURB, byte)
 
 
-def _confine(memory_bytes: int) -> None:
-    os.setsid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
-
-
 def _settle(scratch: Path) -> None:
     """Move into the candidate's own folder: what it prints, builds and caches stays there."""
     os.chdir(scratch)
-    log = os.open("output.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with contextlib.suppress(OSError):
+        os.unlink("output.log")  # noqa: PTH108
+    try:
+        log = os.open("output.log", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    except OSError:  # an earlier child of this text has put something else there
+        log = os.open(os.devnull, os.O_WRONLY)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    _keep_files_in(scratch)
+
+
+def _keep_files_in(folder: Path) -> None:
+    """Have everything that caches or builds do so below `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
     os.environ.update(
-        HOME=str(scratch),
-        TMPDIR=str(scratch),
-        AUTOKERNEL_BUILD_DIR=str(scratch / "build"),
-        TRITON_CACHE_DIR=str(scratch / "triton"),
-        TORCHINDUCTOR_CACHE_DIR=str(scratch / "inductor"),
+        HOME=str(folder),
+        TMPDIR=str(folder),
+        AUTOKERNEL_BUILD_DIR=str(folder / "build"),
+        TRITON_CACHE_DIR=str(folder / "triton"),
+        TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor"),
         PYTHONDONTWRITEBYTECODE="1",
     )
+    tempfile.tempdir = None  # it is remembered from the first use on
 
 
 def _failure(error: BaseException) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import logging
+import os
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -129,8 +131,11 @@ class Judge:
     def _start(self, kernel_py: str) -> Worker:
         folder = self._builds / text_digest(kernel_py)
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "kernel.py"
-        path.write_text(kernel_py)
+        try:
+            path = _place(kernel_py, folder)
+        except OSError:  # an earlier child has made something else of its folder
+            folder = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=self._builds))
+            path = _place(kernel_py, folder)
         return Worker(self._server, {"kernel": str(path)}, folder)
 
     def _all_cases(self) -> list[Case]:
@@ -226,6 +231,14 @@ def _timing(contest: Contest) -> Timing:
         graph_us=contest.graph_us(_CANDIDATE),
         clocks=contest.clocks.summary(),
     )
+
+
+def _place(kernel_py: str, folder: Path) -> Path:
+    """Path of a file with this text in a folder that a candidate could write: no link that it left is followed."""
+    descriptor, fresh = tempfile.mkstemp(prefix="kernel-", dir=folder)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(kernel_py)
+    return Path(fresh).replace(folder / "kernel.py")
 
 
 def _check_syntax(kernel_py: str) -> None:

@@ -10,20 +10,21 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import signal
 import socket
 import subprocess
 import sys
-import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from autokernel.errors import WorkerError
-from autokernel.judge import wire
+from autokernel.judge import enforcement, orphans, wire
+from autokernel.judge.nursery import Nursery
 from autokernel.loading import PACKAGE_ROOT
 
 START_TIMEOUT_S = 120.0
 REPLY_TIMEOUT_S = 30.0
-REAP_TIMEOUT_S = 5.0
+END_TIMEOUT_S = 15.0
 
 PASSED_VARIABLES = ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "CXX", "CC", "CUDA_HOME", "CUDA_VISIBLE_DEVICES")
 PASSED_PREFIXES = ("LC_", "NVIDIA_", "ROCR_", "HIP_", "OMP_", "KMP_", "MKL_", "GOMP_", "OPENBLAS_")
@@ -40,9 +41,15 @@ def scrubbed_environment() -> dict[str, str]:
 
 
 class ForkServer:
-    """The judge's handle of the server process, whose children work on `device`; use as a context manager."""
+    """The judge's handle of the server process, whose children work on `device`; use as a context manager.
 
-    def __init__(self, device: str = "cpu") -> None:
+    `sandbox` is how they are confined (`auto`, `strict` or `off`), `builds` the folder in which all their scratch
+    folders will lie: without it, the threads of a GPU's driver are not confined to any folder.
+    Raises: ConfigError for `strict` where this machine cannot enforce everything; WorkerError.
+    """
+
+    def __init__(self, device: str = "cpu", *, sandbox: str = "auto", builds: Path | None = None) -> None:
+        self._policy = enforcement.decide(sandbox, device, builds=builds).to_json()
         ours, theirs = socket.socketpair()
         self._sock, self.device = ours, device
         self._spare: tuple[int, socket.socket] | None = None
@@ -64,13 +71,15 @@ class ForkServer:
             theirs.close()
         self._ready = False
 
-    def spawn(self) -> tuple[int, socket.socket]:
+    def spawn(self, scratch: Path) -> tuple[int, socket.socket]:
         """A child that waits to be told its target: its process id and our end of its socket.
 
+        The server ends it when it fills `scratch` or starts too many processes.
         Raises: WorkerError when the server cannot fork.
         """
         child = self._spare or self._fork()
         self._spare = None
+        self._send({"command": "watch", "pid": child[0], "scratch": str(scratch)})
         if self.device != "cpu":
             self._spare = self._fork()
         return child
@@ -78,9 +87,9 @@ class ForkServer:
     def _fork(self) -> tuple[int, socket.socket]:
         self._wait_ready()
         ours, theirs = socket.socketpair()
-        setup = {"device": self.device, "memory_bytes": default_memory_bytes()}
+        setup = {"device": self.device, "memory_bytes": default_memory_bytes(), "sandbox": self._policy}
         try:
-            wire.send(self._sock, {"command": "spawn", "setup": setup}, [theirs.fileno()])
+            self._send({"command": "spawn", "setup": setup}, [theirs.fileno()])
             answer = self._receive()
         finally:
             theirs.close()
@@ -89,11 +98,12 @@ class ForkServer:
             raise WorkerError(f"cannot fork a child: {answer.get('error')}", hint="check memory and process limits")
         return answer["pid"], ours
 
-    def reap(self, pid: int) -> int | None:
-        """Wait status of a child that has ended (negative: killed by that signal), None if it will not end."""
-        wire.send(self._sock, {"command": "reap", "pid": pid})
-        status: int | None = self._receive()["status"]
-        return status
+    def reap(self, pid: int) -> tuple[int | None, str]:
+        """Wait status of a child that has ended (negative: killed by that signal; None if it will not end), and what
+        the server ended it for, if it did. Whatever the child has started is gone, too."""
+        self._send({"command": "reap", "pid": pid})
+        answer = self._receive()
+        return answer["status"], answer["excess"]
 
     def close(self) -> None:
         """End the server and every child."""
@@ -101,7 +111,7 @@ class ForkServer:
             self._spare[1].close()
         self._sock.close()
         try:
-            self._process.wait(timeout=REAP_TIMEOUT_S)
+            self._process.wait(timeout=END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -118,6 +128,12 @@ class ForkServer:
             self._receive()
             self._ready = True
             self._sock.settimeout(REPLY_TIMEOUT_S)
+
+    def _send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        try:
+            wire.send(self._sock, message, fds)
+        except OSError as error:
+            raise WorkerError(f"the judge's server is gone: {error}", hint="run `autokernel doctor`") from None
 
     def _receive(self) -> dict[str, Any]:
         try:
@@ -139,60 +155,19 @@ def serve(fd: int, device: str) -> None:
 
     control = socket.socket(fileno=fd)
     os.set_inheritable(fd, False)
+    orphans.adopt()
     gc.collect()
     gc.freeze()  # children share these pages as long as no collection touches them
-    alive: dict[int, int | None] = {}  # child -> wait status, None while it runs
+    nursery = Nursery(control, child.main)
     wire.send(control, {"ready": True})
-    while True:
-        try:
+    try:
+        while True:
+            nursery.wait_for_message()
             message, fds = wire.receive(control, max_fds=1)
-        except (EOFError, OSError):
-            break
-        if message["command"] == "spawn":
-            _spawn(control, fds[0], message["setup"], alive, child)
-        else:
-            wire.send(control, {"status": _reap(message["pid"], alive)})
-    for pid, status in alive.items():
-        if status is None:
-            _kill_group(pid)
-
-
-def _spawn(control: socket.socket, fd: int, setup: dict[str, Any], alive: dict[int, int | None], child: Any) -> None:
-    try:
-        pid = os.fork()
-    except OSError as error:
-        os.close(fd)
-        wire.send(control, {"error": str(error)})
-        return
-    if pid:
-        os.close(fd)
-        alive[pid] = None
-        wire.send(control, {"pid": pid})
-        return
-    try:
-        control.close()
-        child.main(socket.socket(fileno=fd), setup)
-    finally:
-        os._exit(0)  # no atexit handler, no destructor of the candidate's gets to run
-
-
-def _reap(pid: int, alive: dict[int, int | None]) -> int | None:
-    """Exit status of a child (negative: the signal), asked for as often as the judge likes; None if it will not end."""
-    deadline = time.monotonic() + REAP_TIMEOUT_S
-    while alive.get(pid) is None and time.monotonic() < deadline:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            alive[pid] = os.waitstatus_to_exitcode(status)
-        else:
-            time.sleep(0.002)
-    return alive.get(pid)
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+            nursery.obey(message, fds)
+    except (EOFError, OSError):
+        pass
+    nursery.end_all()
 
 
 def default_memory_bytes() -> int:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autokernel.errors import WorkerError
 from autokernel.judge import wire
 from autokernel.judge.forkserver import ForkServer
 from autokernel.judge.refresh import Change
@@ -65,7 +66,7 @@ class Worker:
     def __init__(self, server: ForkServer, target: dict[str, Any], scratch: Path) -> None:
         scratch.mkdir(parents=True, exist_ok=True)
         self._server, self._scratch, self.device = server, scratch, server.device
-        self.pid, self._sock = server.spawn()
+        self.pid, self._sock = server.spawn(scratch)
         self._arena: wire.Arena | None = None
         self._retired: list[wire.Arena] = []
         self._peak_bytes: int | None = None
@@ -74,7 +75,11 @@ class Worker:
             wire.send(self._sock, {"target": target, "scratch": str(scratch)})
 
     def load(self, deadline_s: float = LOAD_DEADLINE_S) -> None:
-        """Wait until the child has imported (and compiled) its target. Raises: Rejected."""
+        """Wait until the child has imported (and compiled) its target.
+
+        Raises: Rejected; WorkerError when the child did not come as far as being in its sandbox.
+        """
+        self._await_sandbox(deadline_s)
         self._receive(deadline_s)
 
     def run(
@@ -299,6 +304,19 @@ class Worker:
         self._ask({"command": command}, CALL_DEADLINE_S)
         return (time.perf_counter() - start) * 1e6
 
+    def _await_sandbox(self, deadline_s: float) -> None:
+        """The child's word that it is confined: nothing of the candidate has run before it."""
+        self._sock.settimeout(deadline_s)
+        try:
+            answer, _ = wire.receive(self._sock)
+        except (EOFError, OSError, ValueError) as error:
+            self._kill()
+            raise WorkerError(f"a child ended before it loaded anything: {error}", hint="run `autokernel doctor`")
+        if answer.get("kind") == "oom":
+            raise Rejected(Verdict.OOM, str(answer["reason"]))
+        if not answer.get("ok"):
+            raise WorkerError(str(answer.get("reason")), hint="run `autokernel doctor`; --sandbox off goes without one")
+
     def _receive(self, deadline_s: float) -> dict[str, Any]:
         self._sock.settimeout(deadline_s)
         try:
@@ -319,7 +337,9 @@ class Worker:
 
     def _death(self) -> Rejected:
         """What the exit status of a child that hung up says."""
-        status = self._server.reap(self.pid)
+        status, excess = self._server.reap(self.pid)
+        if excess:
+            return Rejected(Verdict.CRASH, f"{excess}; its processes were killed")
         if status is None or status >= 0:
             return Rejected(Verdict.CRASH, f"the process ended by itself (exit code {status})")
         name = signal.Signals(-status).name

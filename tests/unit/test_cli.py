@@ -81,6 +81,7 @@ def test_version_is_the_package_version(capsys):
         (["run", "model.py", "--hours", "nan"], "--hours"),
         (["run", "model.py", "--experiments", "0"], "--experiments"),
         (["run", "model.py", "--backend", "abacus"], "abacus"),
+        (["run", "model.py", "--sandbox", "maybe"], "maybe"),
         (["run", "model.py", "--ops", " , "], "--ops"),
         (["run", "model.py", "--starters", "no/such"], "no/such"),
         (["judge", "no/such/kernel.py"], "no/such/kernel.py"),

@@ -1,6 +1,7 @@
 """The report as text, Markdown and JSON, from a summary and from a journal."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -112,6 +113,13 @@ def test_best_ideas_are_the_kept_ones_the_largest_first(found):
     ]
     assert found.ideas[0].speedup == pytest.approx(1.6)
     assert "#5 rmsnorm 1.60x: keep the row in cache (commit 0000000000)" in report.render_text(found)
+
+
+def test_what_the_sandbox_did_not_enforce_is_told(found):
+    assert "sandbox:" not in report.render_text(found)  # a journal from before there was one
+    told = report.from_summary(replace(summary(), sandbox="not enforced on this machine: signals"), SETTINGS)
+    assert "\n  sandbox: not enforced on this machine: signals\n" in report.render_text(told)
+    assert report.to_json(told)["sandbox"] == "not enforced on this machine: signals"
 
 
 def test_an_unmeasured_model_is_said_to_be_unmeasured(found):
