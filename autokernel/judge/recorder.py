@@ -25,7 +25,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.names: set[str] = set()
-        config = _ExperimentalConfig(profile_all_threads=True)  # type: ignore[no-untyped-call]
+        config = _ExperimentalConfig(profile_all_threads=True)
         self._profiler: Any = torch.autograd.profiler.profile(use_kineto=True, experimental_config=config)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

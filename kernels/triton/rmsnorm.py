@@ -9,7 +9,7 @@ rows      the normalized dimension has unit stride and a row fits in registers. 
           with them after one load; short rows share a program, long ones are spread over up to 32 warps. As an
           alternative a persistent grid loops over the rows with the weight in registers, and the next rows are copied
           to shared memory meanwhile.
-long      longer rows, and those of 8 to 16 KB. One program per row and multiprocessor goes over it twice: squares are summed in every lane, then
+long      longer rows, and those of 8 to 16 KB. One program goes over a row twice: squares are summed in every lane, then
           comes the scaling. The second pass runs backwards: what was read last is the likeliest still to be cached,
           and there is no barrier in either pass.
 strided   heads that were transposed or cut out of a larger tensor, channels first: two-dimensional tiles whose
@@ -219,7 +219,7 @@ MAX_ACCESSES = 8  # long: loads per thread and step
 TWICE_FROM_BYTES, TWICE_TO_BYTES, TWICE_WARPS = 8192, 16384, 4  # rows of this many bytes are gone over twice, in two
 # steps each: the second time they come from the caches, and little state lets many programs run. On an H200 in bf16
 # 32768 rows of 4096 took 131.5 instead of 135.8 us, 8192 rows of 8192 70.8 instead of 74.6 to 81.7 us
-PAIRED_FROM_BYTES, PAIRED_TO_BYTES, PAIR_WARPS = 8192, 16384, 8  # in one pass, two rows of this many bytes share a program of
+PAIRED_FROM_BYTES, PAIRED_TO_BYTES, PAIR_WARPS = 8192, 16384, 8  # in one pass, two rows of that share a program of
 # few warps: on an H200, rows of 4096 and 8192 in bf16 took 2 to 18 % less than with THREAD_BYTES
 THREAD_BYTES = 32  # two 16-byte loads per thread: few registers, so many programs fit, and enough bytes in flight
 MANY_PER_THREAD = 16  # elements; more than this take so many registers that only few programs fit
