@@ -7,12 +7,13 @@ BASE = "softmax_triton"
 def softmax_rows(x, y, rows, n, inner, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     mask = at < n
-    for index in range(tl.program_id(0), rows, tl.num_programs(0)):
-        row = index.to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
+    while row < rows:
         base = row // inner * inner * n + row % inner
         v = tl.load(x + base + at * inner, mask=mask, other=float("-inf")).to(tl.float32)
         e = tl.exp(v - tl.max(v, 0))
         tl.store(y + base + at * inner, (e / tl.sum(e, 0)).to(y.dtype.element_ty), mask=mask)
+        row += tl.num_programs(0)
 
 
 def kernel_fn(x, dim=-1):
