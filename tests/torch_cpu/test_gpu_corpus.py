@@ -46,7 +46,8 @@ CHECK = """
             if sum(meta.numel for meta in case.tensors.values()) < MOST_ELEMENTS
         ]
         strided = [case for case in small if any(meta.stride for meta in case.tensors.values())]
-        chosen = {case.name: case for case in (small[0], *strided[:1], *random.sample(small, min(PER_KERNEL, len(small))))}
+        others = random.sample(small, min(PER_KERNEL, len(small)))
+        chosen = {case.name: case for case in (small[0], *strided[:1], *others)}
         calls = [(case, "fp32") for case in chosen.values()] + [(small[0], "fp16")]
         for case, dtype in calls:
             case = case.with_dtype(dtype)

@@ -32,10 +32,11 @@ extern "C" int matmul(const void* a, const void* b, void* c, int64_t batches, in
 
 def right(a, b):
     a, b = a.contiguous(), b.contiguous()
-    (M, K), N = a.shape[-2:], b.shape[-1]
+    K, N = b.shape[-2:]
+    M = a.shape[:-1].numel() if b.dim() == 2 else a.shape[-2]
     out = torch.empty((*a.shape[:-1], N), dtype=a.dtype, device=a.device)
     if out.numel():
-        library(SOURCE).matmul(a, b, out, a.shape[:-2].numel(), M, N, K, DTYPES[a.dtype])
+        library(SOURCE).matmul(a, b, out, a.shape[:-1].numel() // M, M, N, K, DTYPES[a.dtype])
     return out
 
 

@@ -26,9 +26,9 @@ def product(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constex
 
 
 def sizes(a, b):
-    """(batches, M, N, K) of a [..., M, K] and b [..., K, N] with the same leading dimensions."""
-    M, K = a.shape[-2:]
-    return a.shape[:-2].numel(), M, b.shape[-1], K
+    """(batches, M, N, K) of a [..., M, K] and b, which has the same leading dimensions or none."""
+    rows = a.shape[:-1].numel() if b.dim() == 2 else a.shape[-2]
+    return a.shape[:-1].numel() // max(rows, 1), rows, b.shape[-1], a.shape[-1]
 
 
 def right(a, b, out=None, tile=32, precision="ieee"):
