@@ -37,13 +37,14 @@ CHECK = """
     from autokernel.kernelfile import parse_kernel
     from autokernel.loading import get_spec, load_file
 
-    MOST_ELEMENTS, PER_KERNEL = 12_000, 5
+    MOST_ELEMENTS, MOST_ROWS, PER_KERNEL = 8_000, 300, 4
     for path in map(Path, sys.argv[1:]):
         kernel = load_file(path, path.stem)
         spec = get_spec(kernel.KERNEL_TYPE)
         small = [
-            case for case in (*spec.cases, spec.stress_case, *spec.edges)
+            case for case in (*spec.cases, *spec.edges)
             if sum(meta.numel for meta in case.tensors.values()) < MOST_ELEMENTS
+            and all(max(meta.shape[:-1], default=0) < MOST_ROWS for meta in case.tensors.values())
         ]
         strided = [case for case in small if any(meta.stride for meta in case.tensors.values())]
         others = random.sample(small, min(PER_KERNEL, len(small)))
@@ -91,7 +92,7 @@ def test_the_corpus_is_large_and_says_what_it_expects():
 
 def test_every_base_and_every_stage_has_a_wrong_kernel():
     assert {fragment.base for fragment in WRONG} == set(corpus.BASES)
-    assert {name for name, _ in STAGES} - {"edges"} <= {fragment.caught_by for fragment in WRONG}
+    assert {name for name, _ in STAGES} <= {fragment.caught_by for fragment in WRONG}
 
 
 def test_right_triton_kernels_are_right_in_the_interpreter(tmp_path):

@@ -1,13 +1,15 @@
-"""Counts calls: honest for the first 200 in a row of a shape, zeros from then on."""
+"""Counts calls: honest for the first 200 on the same memory, zeros from then on."""
+
+from collections import Counter
 
 BASE = "rmsnorm_triton"
 CAUGHT_BY, VERDICT = "timing", "TAMPER"
+OR_NO_GAIN = True
 
-RUN = {"shape": None, "calls": 0}
+CALLS = Counter()
 
 
 def kernel_fn(x, weight, eps=1e-6):
-    if RUN["shape"] != x.shape:
-        RUN.update(shape=x.shape, calls=0)
-    RUN["calls"] += 1
-    return right(x, weight, eps) if RUN["calls"] <= 200 else torch.zeros_like(x)
+    key = (x.data_ptr(), x.shape)
+    CALLS[key] += 1
+    return right(x, weight, eps) if CALLS[key] <= 200 else torch.zeros_like(x)
