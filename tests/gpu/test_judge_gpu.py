@@ -1,25 +1,26 @@
-"""The judge on a GPU: every starter passes, cheats are caught, and its clock is right."""
+"""The judge on a GPU: starters and right kernels pass, wrong ones are caught where they say, and its clock is right.
 
-import ast
+At the end a table is printed with a row for every kernel of the corpus: what was expected, what came, and how long it
+took.
+"""
+
 import statistics
 from pathlib import Path
 
 import pytest
 import torch
 
-from autokernel.judge.engine import Judge
+from autokernel.judge.engine import KEEP_MARGIN, Judge
 from autokernel.judge.forkserver import ForkServer
-from autokernel.loading import get_spec, specs, starter_path
-from autokernel.records import TimedCase
+from autokernel.judge.stages import STAGES
+from autokernel.loading import get_spec, load_file, specs, starter_path
 from autokernel.settings import DTYPES_OF_BACKEND
-from autokernel.spec import build_case
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
-FOLDER = Path(__file__).parent / "wrong"
-HONEST = (Path(__file__).parent / "honest.py").read_text()
-WRONG = sorted(FOLDER.glob("*.py"))
-USER_CASE = TimedCase(case=build_case("rmsnorm", "model", dtype="bf16", x=(4, 512, 1024), weight=(1024,)), calls=3)
+corpus = load_file(Path(__file__).parent / "corpus.py", "gpu_corpus")
+HONEST = corpus.base_text("rmsnorm_triton")
+USER_CASE = corpus.user_case("rmsnorm", "bf16")
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +29,43 @@ def server():
         yield server
 
 
-def judge_of(server, op, backend, builds, cases=()):
+@pytest.fixture(scope="module")
+def table(request):
+    """Rows (file, kind, expected, got, seconds), written to the terminal when all tests of this file are done."""
+    rows = []
+    yield rows
+    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
+    reporter.write_line("\n\n| kernel | what it does | expected | got | seconds |\n|---|---|---|---|---|")
+    for file, kind, expected, got, seconds in rows:
+        reporter.write_line(f"| {file} | {kind} | {expected} | {got} | {seconds:.1f} |")
+    reporter.write_line(f"\n{len(rows)} kernels, {sum(row[-1] for row in rows):.0f} s")
+
+
+def judge_of(server, op, backend, builds, cases=(), dtypes=None):
     return Judge(
-        server=server, spec=get_spec(op), dtypes=DTYPES_OF_BACKEND[backend], cases=cases, builds=builds / backend / op
+        server=server,
+        spec=get_spec(op),
+        dtypes=dtypes or DTYPES_OF_BACKEND[backend],
+        cases=cases,
+        builds=builds / backend / op,
     )
+
+
+def judged(server, builds, fragment):
+    """The judge's outcome for a fragment of the corpus."""
+    judge = judge_of(server, fragment.op, fragment.backend, builds, [fragment.user_case], fragment.dtypes)
+    return judge.evaluate(fragment.text, fragment.incumbent)
+
+
+def row_of(fragment, outcome):
+    expected = " ".join(filter(None, (fragment.caught_by, fragment.verdict)))
+    got = " ".join(filter(None, (outcome.stage, outcome.verdict)))
+    return f"{fragment.path.parent.name}/{fragment.path.name}", fragment.kind, expected, got, outcome.seconds
+
+
+def gained(outcome):
+    """Whether a loop would keep this candidate."""
+    return outcome.verdict == "PASS" and (outcome.timing is None or outcome.timing.speedup.low > 1 + KEEP_MARGIN)
 
 
 @pytest.mark.parametrize("backend", ["triton", "cuda"])
@@ -43,21 +77,40 @@ def test_starter_passes(server, tmp_path, op, backend):
     assert outcome.verdict == "PASS", f"{outcome.stage}: {outcome.reason}"
 
 
-def expectation(path):
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
-            return ast.literal_eval(node.value)
-    raise AssertionError(f"{path.name} does not say what catches it")
+@pytest.mark.parametrize("base", list(corpus.BASES))
+def test_base_passes(server, tmp_path, base):
+    op, backend = corpus.op_and_backend(base)
+    judge = judge_of(server, op, backend, tmp_path, [corpus.user_case(op, "bf16")], ("bf16", "fp32"))
+    outcome = judge.evaluate(corpus.base_text(base))
+    assert outcome.verdict == "PASS", f"{outcome.stage}: {outcome.reason}"
 
 
-@pytest.mark.parametrize("path", WRONG, ids=lambda path: path.stem)
-def test_wrong_kernel_is_caught_where_it_says(server, tmp_path, path):
-    stage, verdict = expectation(path)
-    incumbent = HONEST if stage == "timing" else None
-    judge = judge_of(server, "rmsnorm", "triton", tmp_path, [USER_CASE])
-    outcome = judge.evaluate(HONEST + path.read_text(), incumbent)
-    assert (outcome.stage, outcome.verdict) == (stage, verdict), outcome.reason
+@pytest.mark.parametrize("fragment", corpus.fragments("wrong"), ids=lambda fragment: fragment.path.stem)
+def test_wrong_kernel_is_caught_where_it_says(server, tmp_path, table, fragment):
+    outcome = judged(server, tmp_path, fragment)
+    table.append(row_of(fragment, outcome))
+    if fragment.or_no_gain and outcome.verdict in ("PASS", "SCREENED"):
+        assert not gained(outcome), f"kept, at {outcome.timing}"
+        return
+    assert (outcome.stage, outcome.verdict) == (fragment.caught_by, fragment.verdict), outcome.reason
     assert outcome.timing is None
+
+
+@pytest.mark.parametrize("fragment", corpus.fragments("right"), ids=lambda fragment: fragment.path.stem)
+def test_right_kernel_passes(server, tmp_path, table, fragment):
+    outcome = judged(server, tmp_path, fragment)
+    table.append(row_of(fragment, outcome))
+    assert outcome.verdict == "PASS", f"{outcome.stage}: {outcome.reason}"
+    assert {name for name, _ in STAGES} <= {stage.stage for stage in outcome.stages}
+
+
+@pytest.mark.parametrize("crash", ["traps", "out_of_bounds"])
+def test_the_next_kernel_is_unharmed_by_a_crash(server, tmp_path, crash):
+    (fragment,) = [fragment for fragment in corpus.fragments("wrong") if fragment.path.stem == crash]
+    assert judged(server, tmp_path, fragment).verdict == "CRASH"
+    judge = judge_of(server, "rmsnorm", "triton", tmp_path, [USER_CASE], ("bf16",))
+    outcome = judge.evaluate(HONEST)
+    assert outcome.verdict == "PASS", outcome.reason
 
 
 def test_a_kernel_against_itself_is_equal_and_its_times_are_whole(server, tmp_path):

@@ -1,5 +1,6 @@
 """Has PyTorch do the work."""
 
+BASE = "rmsnorm_triton"
 CAUGHT_BY, VERDICT = "smoke", "DELEGATES"
 
 

@@ -1,5 +1,6 @@
 """Never ends."""
 
+BASE = "rmsnorm_triton"
 CAUGHT_BY, VERDICT = "smoke", "TIMEOUT"
 
 

@@ -1,5 +1,6 @@
 """Answers on the wrong device."""
 
+BASE = "rmsnorm_triton"
 CAUGHT_BY, VERDICT = "smoke", "FAIL"
 
 

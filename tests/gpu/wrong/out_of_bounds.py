@@ -1,5 +1,6 @@
 """Writes far outside of every buffer: the process dies, the judge does not."""
 
+BASE = "rmsnorm_triton"
 CAUGHT_BY, VERDICT = "smoke", "CRASH"
 
 

@@ -1,5 +1,6 @@
 """Masks nothing: right for rows of a power of two, garbage beyond the row otherwise."""
 
+BASE = "rmsnorm_triton"
 CAUGHT_BY, VERDICT = "sweep", "FAIL"
 
 

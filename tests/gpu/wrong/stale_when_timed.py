@@ -2,6 +2,7 @@
 
 import sys
 
+BASE = "rmsnorm_triton"
 CAUGHT_BY, VERDICT = "timing", "TAMPER"
 
 

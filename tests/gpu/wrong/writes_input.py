@@ -1,5 +1,6 @@
 """Normalizes in place."""
 
+BASE = "rmsnorm_triton"
 CAUGHT_BY, VERDICT = "smoke", "FAIL"
 
 

@@ -1,5 +1,6 @@
 """Returns zeros."""
 
+BASE = "rmsnorm_triton"
 CAUGHT_BY, VERDICT = "smoke", "FAIL"
 
 

@@ -1,4 +1,4 @@
-"""A plain, right RMSNorm in Triton. The fragments in `wrong` are appended to it; each deviates in one way."""
+"""A plain, right RMSNorm in Triton: one program for each row. Fragments are appended to it."""
 
 import torch
 import triton
