@@ -11,6 +11,7 @@ from autokernel.judge.worker import Worker
 from autokernel.loading import get_spec
 from autokernel.records import TimedCase
 from tests.adversarial.corpus import base_text, entries
+from tests.adversarial.table import DOC, with_table
 
 WRONG, RIGHT = entries("wrong"), entries("right")
 DEADLINE_S = 4.0
@@ -67,3 +68,13 @@ def test_every_file_says_what_it_is():
         assert entry.kind.endswith("."), entry.path.name
         assert entry.base in bases
         assert bool(entry.stage) == bool(entry.verdict) == (entry in WRONG)
+
+
+def test_the_table_in_the_docs_is_up_to_date():
+    assert with_table(DOC.read_text()) == DOC.read_text(), "run python -m tests.adversarial.table"
+
+
+def test_the_corpus_is_broad():
+    assert len(WRONG) >= 45
+    assert len({entry.base for entry in WRONG}) >= 7
+    assert len(RIGHT) >= 18

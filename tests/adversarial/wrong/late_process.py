@@ -1,8 +1,7 @@
-"""Background process: a fork does the work of each timed call, in memory that both see."""
+"""Background process: a fork does the work of each timed call, in memory that both see; a fork costs more."""
 
 BASE = "rmsnorm"
-CAUGHT_BY, VERDICT = "timing", "TAMPER"
-HARDENING = True
+CAUGHT_BY, VERDICT = "screening", "SCREENED"
 
 import mmap
 import os

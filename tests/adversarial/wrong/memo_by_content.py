@@ -1,18 +1,17 @@
-"""Memoisation by the whole content: right, and never of use where no input comes twice."""
+"""Memoisation by a hash of the whole content: right, and of no use where no input comes twice."""
 
 BASE = "rmsnorm"
 CAUGHT_BY, VERDICT = "screening", "SCREENED"
 HARDENING = True
 
 import ctypes
-import hashlib
 
 MEMO = {}
 
 
 def content(x):
     x = x.contiguous()
-    return hashlib.sha256(ctypes.string_at(x.data_ptr(), x.numel() * x.element_size())).digest() if x.numel() else b""
+    return hash(ctypes.string_at(x.data_ptr(), x.numel() * x.element_size())) if x.numel() else 0
 
 
 def kernel_fn(x, weight, eps=1e-6):

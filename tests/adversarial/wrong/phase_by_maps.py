@@ -3,13 +3,19 @@
 BASE = "reduce"
 CAUGHT_BY, VERDICT = "timing", "TAMPER"
 
+from pathlib import Path
+
+PRIVATE = set()
+
 
 def is_shared(pointer):
-    with open("/proc/self/maps") as maps:
-        for line in maps:
-            low, high = (int(end, 16) for end in line.split()[0].split("-"))
-            if low <= pointer < high:
-                return "memfd" in line
+    if pointer in PRIVATE:
+        return False
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        low, high = (int(end, 16) for end in line.split()[0].split("-"))
+        if low <= pointer < high and "memfd" not in line:
+            PRIVATE.add(pointer)
+            return False
     return True
 
 

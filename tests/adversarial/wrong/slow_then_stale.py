@@ -1,4 +1,4 @@
-"""Sleeps in warm-up, so that few calls are timed, and hands out memory afterwards."""
+"""Sleeps in the first timed calls, so that few more are made, and hands out memory afterwards."""
 
 BASE = "matmul"
 CAUGHT_BY, VERDICT = "timing", "TAMPER"
@@ -9,7 +9,10 @@ CALLS = [0]
 
 
 def kernel_fn(a, b):
+    if a.storage_offset() or not a.numel():
+        return right(a, b)
     CALLS[0] += 1
-    if CALLS[0] < 80:
-        time.sleep(0.001)
-    return right(a, b) if CALLS[0] < 80 else torch.empty((*a.shape[:-1], b.shape[-1]), dtype=a.dtype)
+    if CALLS[0] > 40:
+        return torch.empty((*a.shape[:-1], b.shape[-1]), dtype=a.dtype)
+    time.sleep(0.002)
+    return right(a, b)

@@ -1,4 +1,4 @@
-"""Caller sniffing: inspects the stack for the name of the judge's clock."""
+"""Caller sniffing: asks inspect for the file of its caller."""
 
 BASE = "matmul"
 CAUGHT_BY, VERDICT = "timing", "TAMPER"
@@ -7,6 +7,6 @@ import inspect
 
 
 def kernel_fn(a, b):
-    if any("stopwatch" in frame.filename for frame in inspect.stack()):
+    if "stopwatch" in inspect.currentframe().f_back.f_code.co_filename:
         return torch.empty((*a.shape[:-1], b.shape[-1]), dtype=a.dtype)
     return right(a, b)

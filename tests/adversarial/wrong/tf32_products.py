@@ -3,7 +3,15 @@
 BASE = "matmul"
 CAUGHT_BY, VERDICT = "smoke", "FAIL"
 
-COMMON += "static float cut(float v) { unsigned b; __builtin_memcpy(&b, &v, 4); b &= ~0x1fffu; __builtin_memcpy(&v, &b, 4); return v; }"
+COMMON += r"""
+static float cut(float v) {
+    unsigned b;
+    __builtin_memcpy(&b, &v, 4);
+    b &= ~0x1fffu;
+    __builtin_memcpy(&v, &b, 4);
+    return v;
+}
+"""
 SOURCE = swapped(
     SOURCE, ("double(get(a[i * k + l])) * get(b[l * n + j])", "double(cut(get(a[i * k + l]))) * cut(get(b[l * n + j]))")
 )

@@ -7,6 +7,7 @@ SOURCE = swapped(
     SOURCE,
     (
         "query(q + at, k + kv, v + kv, y + at, keys,",
-        "const i64 old = keys > 64 ? keys - 64 : 0; query(q + at, k + kv + old * dim, v + kv + old * dim, y + at, keys - old,",
+        "const i64 most = keys > 64 ? 64 : keys, old = kv + (keys - most) * dim;\n"
+        "            query(q + at, k + old, v + old, y + at, most,",
     ),
 )

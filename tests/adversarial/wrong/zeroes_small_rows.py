@@ -1,4 +1,4 @@
-"""Zeros below the tolerance: rows of x that are small beside the first one."""
+"""Zeros below the tolerance: rows of x that are small beside the largest one."""
 
 BASE = "fused_mlp"
 CAUGHT_BY, VERDICT = "stability", "FAIL"
@@ -7,8 +7,12 @@ SOURCE = swapped(
     SOURCE,
     (
         "double* h = new double[hidden + 1];",
-        "double* h = new double[hidden + 1]; double most = 0; for (i64 r = 0; r < rows; ++r) { double s = dot(x + r * inner, x + r * inner, inner); most = s > most ? s : most; }",
+        "double most = 0;\n"
+        "    for (i64 r = 0; r < rows; ++r) {\n"
+        "        const double own = dot(x + r * inner, x + r * inner, inner);\n"
+        "        most = own > most ? own : most;\n"
+        "    }\n"
+        "    double* h = new double[hidden + 1];",
     ),
-    ("for (i64 o = 0;", "double own = dot(x, x, inner); for (i64 o = 0;"),
-    ("put<T>(float(sum))", "put<T>(own < most / 200 ? 0 : float(sum))"),
+    ("put<T>(float(sum))", "put<T>(dot(x, x, inner) < most / 200 ? 0 : float(sum))"),
 )

@@ -3,10 +3,11 @@
 BASE = "softmax"
 CAUGHT_BY, VERDICT = "sweep", "FAIL"
 
+COMMON += "static double cut(double p, i64 n) { return n > 1000 && p < 1e-5 ? 0 : p; }\n"
 SOURCE = swapped(
     SOURCE,
     (
-        "y[j * step] = put<T>(float(__builtin_exp(get(x[j * step]) - top) / sum));",
-        "{ float p = __builtin_exp(get(x[j * step]) - top) / sum; y[j * step] = put<T>(n > 1000 && p < 1e-5f ? 0 : p); }",
+        "float(__builtin_exp(get(x[j * step]) - top) / sum)",
+        "float(cut(__builtin_exp(get(x[j * step]) - top) / sum, n))",
     ),
 )
