@@ -1,6 +1,9 @@
 """The judge against kernels that are wrong in one way each, and against right ones that look unusual."""
 
 import dataclasses
+import os
+import shutil
+from unittest import mock
 
 import pytest
 
@@ -9,12 +12,12 @@ from autokernel.judge.forkserver import ForkServer
 from autokernel.judge.stages import STAGES
 from autokernel.judge.worker import Worker
 from autokernel.loading import get_spec
-from autokernel.records import TimedCase
+from autokernel.records import TimedCase, text_digest
 from tests.adversarial.corpus import base_text, entries
 from tests.adversarial.table import DOC, with_table
 
 WRONG, RIGHT = entries("wrong"), entries("right")
-DEADLINE_S = 4.0
+DEADLINE_S = 3.0
 """Instead of the judge's own, for kernels that never answer."""
 
 
@@ -22,37 +25,57 @@ def name_of(entry):
     return entry.path.stem
 
 
+class Judges:
+    """A judge for each op, whose model makes one kind of call; every fragment finds its base compiled already."""
+
+    def __init__(self, server, builds):
+        self._server, self._builds = server, builds
+        self._judges = {}
+
+    def evaluate(self, entry, incumbent=None):
+        if entry.base not in self._judges:
+            self._judges[entry.base] = self._judge(entry.base)
+        scratch = self._builds / entry.base / text_digest(entry.text)
+        shutil.copytree(self._compiled(entry.base), scratch / "build")
+        return self._judges[entry.base].evaluate(entry.text, incumbent)
+
+    def _judge(self, op):
+        spec = get_spec(op)
+        calls = [TimedCase(case=dataclasses.replace(spec.stress_case, name="model"), calls=3)]
+        return Judge(server=self._server, spec=spec, dtypes=("fp32", "bf16"), cases=calls, builds=self._builds / op)
+
+    def _compiled(self, op):
+        """A folder with the base's library: most fragments change only Python."""
+        folder, names = self._builds / f"{op}_base", {}
+        if not folder.exists():
+            with mock.patch.dict(os.environ, AUTOKERNEL_BUILD_DIR=str(folder)):
+                exec(base_text(op), names)
+                names["library"]()
+        return folder
+
+
 @pytest.fixture(scope="module")
-def judge_of(tmp_path_factory):
-    """A judge for an op, whose model makes one kind of call; started once for each op."""
-    builds, judges = tmp_path_factory.mktemp("builds"), {}
-
-    def get(op):
-        if op not in judges:
-            spec = get_spec(op)
-            calls = [TimedCase(case=dataclasses.replace(spec.stress_case, name="model"), calls=3)]
-            judges[op] = Judge(server=server, spec=spec, dtypes=("fp32", "bf16"), cases=calls, builds=builds / op)
-        return judges[op]
-
+def judges(tmp_path_factory):
     with ForkServer() as server:
-        yield get
+        yield Judges(server, tmp_path_factory.mktemp("builds"))
 
 
 @pytest.mark.parametrize("entry", WRONG, ids=name_of)
-def test_wrong_kernel_is_caught_where_it_says(judge_of, entry, monkeypatch):
+def test_wrong_kernel_is_caught_where_it_says(judges, entry, monkeypatch):
     if entry.hardening:
         pytest.skip("the judge does not see it yet")
-    monkeypatch.setitem(Worker.run.__kwdefaults__, "deadline_s", DEADLINE_S)
+    if entry.verdict == "TIMEOUT":
+        monkeypatch.setitem(Worker.run.__kwdefaults__, "deadline_s", DEADLINE_S)
     incumbent = base_text(entry.base) if entry.stage in ("timing", "screening") else None
-    outcome = judge_of(entry.base).evaluate(entry.text, incumbent)
+    outcome = judges.evaluate(entry, incumbent)
     assert (outcome.stage, outcome.verdict) == (entry.stage, entry.verdict), outcome.reason
     assert outcome.reason
     assert outcome.timing is None or entry.stage == "screening"
 
 
 @pytest.mark.parametrize("entry", RIGHT, ids=name_of)
-def test_right_kernel_passes(judge_of, entry):
-    outcome = judge_of(entry.base).evaluate(entry.text)
+def test_right_kernel_passes(judges, entry):
+    outcome = judges.evaluate(entry)
     assert outcome.verdict == "PASS", outcome.reason
     assert [stage.stage for stage in outcome.stages] == [name for name, _ in STAGES]
     assert all(stage.cases > 0 for stage in outcome.stages)

@@ -1,4 +1,4 @@
-"""Heads from the last to the first, keys from the last to the first, dealt out to two threads in a fixed way."""
+"""Heads from the last to the first, keys from the last to the first."""
 
 BASE = "flash_attention"
 
@@ -8,8 +8,7 @@ SOURCE = swapped(
     ("delete[] p;", ""),
     (
         "for (i64 h = 0; h < batch * heads; ++h) {",
-        '_Pragma("omp parallel for schedule(static, 1) num_threads(2)")\n'
-        "    for (i64 back = 0; back < batch * heads; ++back) {\n"
+        "for (i64 back = 0; back < batch * heads; ++back) {\n"
         "        double* p = new double[seq_k + 1];\n"
         "        const i64 h = batch * heads - 1 - back;",
     ),

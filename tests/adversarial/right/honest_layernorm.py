@@ -1,3 +1,0 @@
-"""The base itself: plain, in fp64."""
-
-BASE = "layernorm"
