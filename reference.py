@@ -225,9 +225,18 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
 
 
 def _fill_softmax_x(meta: TensorMeta, generator: torch.Generator, case: Case) -> Tensor:
-    """Spread of two to four, so that a row has likely and unlikely entries, and rows of different levels."""
+    """Spread of two to four, so that a row has likely and unlikely entries, and rows of different levels.
+
+    The last entry along `dim` is nearly the likeliest, so that a forgotten end is seen however long the row is.
+    """
     rows = _per_row(meta.shape)
-    return _normal(meta.shape, generator) * _uniform(rows, generator, 2, 4) + _normal(rows, generator, 2)
+    x = _normal(meta.shape, generator) * _uniform(rows, generator, 2, 4) + _normal(rows, generator, 2)
+    dim = int(_float_scalar(case, "dim", -1))
+    if not x.numel():
+        return x
+    top = x.amax(dim, keepdim=True)
+    x.narrow(dim, -1, 1).copy_(top - _uniform(tuple(top.shape), generator, 0, 0.2))
+    return x
 
 
 def _softmax_case(name: str, x: tuple[int, ...], dim: int | None = None) -> Case:
@@ -1511,8 +1520,11 @@ def _reduce_case(name: str, x: tuple[int, ...], dim: int | tuple[int, ...] | Non
 
 
 def _reduce_offset(inputs: Inputs, generator: torch.Generator) -> Inputs:
-    """Everything moved by 100: the sums are near the end of fp16's range, beyond where it counts in ones."""
-    return _edit(inputs, x=_random_like(inputs["x"], generator) + 100)
+    """Rows moved by 40 to 110, up or down: sums up to the end of fp16's range, far beyond where it counts in ones."""
+    x = inputs["x"]
+    offset = _uniform(_per_row(tuple(x.shape)), generator, 40, 110)
+    sign = _integers(2, tuple(offset.shape), generator) * 2 - 1
+    return _edit(inputs, x=_random_like(x, generator) + (offset * sign).to(x.device))
 
 
 def _reduce_equal(inputs: Inputs, generator: torch.Generator) -> Inputs:
@@ -1584,7 +1596,9 @@ REDUCE = KernelSpec(
         _reduce_case("middle_mean", (4, 96, 40), 1, "mean"),
         _reduce_case("several", (6, 24, 5, 32), (1, 3), "sum"),
         _reduce_case("images_mean", (3, 16, 12, 12), (2, 3), "mean"),
-        _with_stride(_reduce_case("transposed_sum", (64, 80), -1, "sum"), x=(1, 64)),
+        _with_stride(
+            _reduce_case("transposed_sum", (64, 64), -1, "sum"), x=(1, 64)
+        ),  # square: the wrong dim has its shape
         _reduce_case("all_max", (40, 56), None, "max"),
     ),
     edges=(

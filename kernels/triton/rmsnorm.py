@@ -9,7 +9,7 @@ rows      the normalized dimension has unit stride and a row fits in registers. 
           with them after one load; short rows share a program, long ones are spread over up to 32 warps. As an
           alternative a persistent grid loops over the rows with the weight in registers, and the next rows are copied
           to shared memory meanwhile.
-long      longer rows, and those of 8 to 16 KB. One program goes over a row twice: squares are summed in every lane, then
+long      longer rows, and those of 8 to 16 KB. A program goes over a row twice: squares are summed in every lane, then
           comes the scaling. The second pass runs backwards: what was read last is the likeliest still to be cached,
           and there is no barrier in either pass.
 strided   heads that were transposed or cut out of a larger tensor, channels first: two-dimensional tiles whose

@@ -9,7 +9,7 @@ import pytest
 from autokernel.loading import starter_path
 
 HERE = Path(__file__).parent
-HONEST = (HERE.parent / "adversarial" / "honest.py").read_text()
+HONEST = (HERE / "honest.py").read_text()
 SLOW = HONEST.replace("double scale = 1 /", "for (volatile int i = 0; i < 40000; ++i) {}\n        double scale = 1 /")
 """Right, and slow by the same amount on any machine: it waits in every row."""
 

@@ -1,5 +1,6 @@
 """Normalizes in place and returns a copy."""
 
+BASE = "rmsnorm"
 CAUGHT_BY, VERDICT = "smoke", "FAIL"
 
 

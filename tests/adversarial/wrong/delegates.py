@@ -1,5 +1,6 @@
 """Lets PyTorch do the work."""
 
+BASE = "rmsnorm"
 CAUGHT_BY, VERDICT = "smoke", "DELEGATES"
 
 

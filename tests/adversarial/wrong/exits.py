@@ -1,5 +1,6 @@
 """Ends the process in the middle of a call."""
 
+BASE = "rmsnorm"
 CAUGHT_BY, VERDICT = "smoke", "CRASH"
 
 

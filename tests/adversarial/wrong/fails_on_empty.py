@@ -1,5 +1,6 @@
 """Refuses an empty input."""
 
+BASE = "rmsnorm"
 CAUGHT_BY, VERDICT = "edges", "CRASH"
 
 

@@ -1,5 +1,6 @@
 """Uses its own eps."""
 
+BASE = "rmsnorm"
 CAUGHT_BY, VERDICT = "sweep", "FAIL"
 
 

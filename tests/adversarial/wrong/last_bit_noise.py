@@ -2,6 +2,7 @@
 
 import ctypes
 
+BASE = "rmsnorm"
 CAUGHT_BY, VERDICT = "determinism", "FAIL"
 
 CALLS = [0]

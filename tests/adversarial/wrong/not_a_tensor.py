@@ -1,5 +1,6 @@
 """Returns a tuple."""
 
+BASE = "rmsnorm"
 CAUGHT_BY, VERDICT = "smoke", "FAIL"
 
 

@@ -1,5 +1,6 @@
 """Right for few elements, zeros beyond."""
 
+BASE = "rmsnorm"
 CAUGHT_BY, VERDICT = "sweep", "FAIL"
 
 

@@ -1,5 +1,6 @@
 """Returns the input itself, overwritten."""
 
+BASE = "rmsnorm"
 CAUGHT_BY, VERDICT = "smoke", "FAIL"
 
 

@@ -1,5 +1,6 @@
 """Reads address zero."""
 
+BASE = "rmsnorm"
 CAUGHT_BY, VERDICT = "smoke", "CRASH"
 
 

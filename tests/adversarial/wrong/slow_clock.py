@@ -1,5 +1,6 @@
 """Slows the clock down once it is timed."""
 
+BASE = "rmsnorm"
 CAUGHT_BY, VERDICT = "timing", "TAMPER"
 
 

@@ -2,6 +2,7 @@
 
 import sys
 
+BASE = "rmsnorm"
 CAUGHT_BY, VERDICT = "timing", "TAMPER"
 
 

@@ -1,5 +1,6 @@
 """Returns another dtype."""
 
+BASE = "rmsnorm"
 CAUGHT_BY, VERDICT = "smoke", "FAIL"
 
 

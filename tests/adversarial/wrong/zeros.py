@@ -1,5 +1,6 @@
 """Returns zeros."""
 
+BASE = "rmsnorm"
 CAUGHT_BY, VERDICT = "smoke", "FAIL"
 
 

@@ -1,4 +1,4 @@
-"""A plain, right RMSNorm. The fragments in `wrong` and `right` are appended to it; each deviates in one way."""
+"""A plain, right RMSNorm, from which the candidates of the tests are made."""
 
 import torch
 

@@ -1,0 +1,3 @@
+"""The base itself: plain, in fp64."""
+
+BASE = "rmsnorm"

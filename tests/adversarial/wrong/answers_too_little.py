@@ -1,0 +1,16 @@
+"""Forged answer: says that all is well and nothing else."""
+
+BASE = "softmax"
+CAUGHT_BY, VERDICT = "smoke", "TAMPER"
+HARDENING = True
+
+from autokernel.judge import wire
+
+SEND = wire.send
+
+
+def send(sock, message, fds=()):
+    SEND(sock, {"ok": True} if "outputs" in message else message, fds)
+
+
+wire.send = send
