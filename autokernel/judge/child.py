@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autokernel.judge import refresh, sandbox, wire
+from autokernel.judge import audit, refresh, sandbox, wire
 from autokernel.judge.bulk import Bulk
+from autokernel.judge.guarded import Guards, OutOfBounds
 from autokernel.judge.recorder import OpRecorder
 from autokernel.judge.sandbox import Policy
 from autokernel.judge.stopwatch import DeviceStopwatch, HostStopwatch, Kernel, private_copy
@@ -47,14 +48,16 @@ def main(sock: socket.socket, setup: dict[str, Any]) -> None:
         # Closed first: what an earlier child of this text left in the folder, a symbolic link say, is hostile, too.
         sandbox.enter(policy, device, Path(first["scratch"]), trusted="kernel" not in first["target"])
         _settle(Path(first["scratch"]))
-        wire.send(sock, {"ok": True})  # what fails from here on is the candidate's fault
+        wire.send(sock, {"ok": True, "number": 0})  # what fails from here on is the candidate's fault
+        if "kernel" in first["target"]:
+            audit.install(Path(first["scratch"]))
         session.kernel = load_target(first["target"])
     except EOFError:
         return
     except BaseException as error:
-        wire.send(sock, _failure(error))
+        wire.send(sock, _answered(0, _failure(error)))
         return
-    wire.send(sock, {"ok": True})
+    wire.send(sock, _answered(0, {"ok": True}))
     while True:
         try:
             message, fds = wire.receive(sock, max_fds=1)
@@ -64,7 +67,14 @@ def main(sock: socket.socket, setup: dict[str, Any]) -> None:
             answer = session.answer(message, fds)
         except BaseException as error:
             answer = _failure(error)
-        wire.send(sock, answer)
+        wire.send(sock, _answered(message["number"], answer))
+
+
+def _answered(number: int, answer: dict[str, Any]) -> dict[str, Any]:
+    """The answer with its message's number; what the candidate tried and may not is worse than any other failure."""
+    if audit.violations:
+        answer = {"ok": False, "kind": "delegates", "reason": audit.violations[0]}
+    return {**answer, "number": number}
 
 
 def load_target(target: dict[str, Any]) -> Kernel:
@@ -152,14 +162,15 @@ class _Session:
         calls = [self._arguments(call) for call in message["calls"]]
         outputs, ops = [], set()
         try:
-            for number, arguments in enumerate(calls):
-                self._poison(message["poison"][number], message["out_bytes"])
-                if message.get("trace"):
-                    with OpRecorder() as recorder:
-                        outputs.append(self.kernel(*arguments))
-                    ops |= recorder.names
-                else:
+            for arguments, byte in zip(calls, message["poison"], strict=True):
+                self._poison(byte, message["out_bytes"])
+                guards = Guards(byte) if message["guarded"] else None
+                with OpRecorder(guards) as recorder:
                     outputs.append(self.kernel(*arguments))
+                ops |= recorder.names
+                if guards:
+                    self._synchronize()
+                    guards.check()
             self._synchronize()
         finally:
             if self._device == "cpu":
@@ -269,4 +280,5 @@ def _failure(error: BaseException) -> dict[str, Any]:
             where = f" (kernel.py line {frame.lineno}: {frame.line})"
             break
     reason = f"{type(error).__name__}: {text}{where}"
-    return {"ok": False, "kind": "oom" if oom else "crash", "reason": reason[:MAX_REASON_CHARS]}
+    kind = "fail" if isinstance(error, OutOfBounds) else "oom" if oom else "crash"
+    return {"ok": False, "kind": kind, "reason": reason[:MAX_REASON_CHARS]}

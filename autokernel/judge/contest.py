@@ -179,8 +179,9 @@ class Contest:
         nbytes, claimed_us = self._spec.bytes_moved(self._timed[index].case), self._median_us(name, index)
         bulk = bulk_times(self._workers[name], str(index), call_bytes=nbytes, claimed_us=claimed_us, rng=self._rng)
         self._bulk[name, index] = bulk
-        number = self._rng.randrange(len(bulk.steps))
-        self._compare(name, index, refresh.moved_copies(history.inputs(history.count), bulk.steps[number]), number)
+        last = len(bulk.steps) - 1  # work that is left to the next call is missing there
+        for number in {last, self._rng.randrange(last + 1)}:
+            self._compare(name, index, refresh.moved_copies(history.inputs(history.count), bulk.steps[number]), number)
         return bulk.call_us if bulk.graph_us is None else min(bulk.call_us, bulk.graph_us)
 
     def _median_us(self, name: str, index: int) -> float:
@@ -206,7 +207,7 @@ class Contest:
         """`calls` timed calls after `warm` others over the sets in random order, each on changed inputs."""
         histories = self._histories[name][index]
         order = [self._rng.randrange(INPUT_SETS) for _ in range(warm + calls)]
-        keep = self._rng.randrange(calls)
+        keep = self._rng.choice((calls - 1, self._rng.randrange(calls)))
         changes = []
         for position, number in enumerate(order):
             changes.append(histories[number].draw())

@@ -15,6 +15,7 @@ from autokernel.errors import MeasurementError
 from autokernel.judge.ahead import compile_ahead
 from autokernel.judge.contest import Contest
 from autokernel.judge.forkserver import ForkServer
+from autokernel.judge.imports import borrowed
 from autokernel.judge.stages import STAGES, Stage
 from autokernel.judge.trial import Trial
 from autokernel.judge.worker import Rejected, Worker
@@ -146,23 +147,24 @@ class Judge:
 
     def _run_stage(self, name: str, run: Stage, worker: Worker, kernel_py: str, stages: list[StageReport]) -> None:
         start, checked, verdict, reason = time.perf_counter(), 0, Verdict.PASS, ""
-        trial = Trial(
-            spec=self.spec,
-            worker=worker,
-            dtypes=self._dtypes,
-            user_cases=tuple(item.case for item in self._cases),
-        )
         try:
             if name == STAGES[0][0]:  # compile errors belong to the first stage
                 _check_syntax(kernel_py)
                 worker.load()
-            checked = run(trial)
+            checked = run(self._trial(worker))
+            if taken := borrowed(worker.scratch, self._server.device):
+                raise Rejected(Verdict.DELEGATES, taken)
         except Rejected as rejected:
             verdict, reason = rejected.verdict, rejected.reason
             raise
         finally:
             seconds = time.perf_counter() - start
             stages.append(StageReport(stage=name, verdict=verdict, cases=checked, seconds=seconds, reason=reason))
+
+    def _trial(self, worker: Worker) -> Trial:
+        return Trial(
+            spec=self.spec, worker=worker, dtypes=self._dtypes, user_cases=tuple(item.case for item in self._cases)
+        )
 
     def _loaded(self, kernel_py: str) -> Worker:
         """A child of its own age: one kept for the whole night would have its memory in huge pages by now."""
@@ -185,8 +187,15 @@ class Judge:
         if speedup.low <= 1 + KEEP_MARGIN < speedup.high:  # undecided: as many again
             contest.run(MAX_ROUNDS - ROUNDS)
         contest.verify(_CANDIDATE)
+        self._watch(worker)
         contest.confirm_by_wall(_CANDIDATE, _INCUMBENT)
         return _timing(contest)
+
+    def _watch(self, worker: Worker) -> None:
+        """One more call of each timed case, with no guard or mode that a kernel could notice. Raises: Rejected."""
+        trial = self._trial(worker)
+        for item in self.timed:
+            trial.check_outputs(item.case, [trial.inputs(item.case)], guarded=False)
 
     def _confirm(self, kernel_py: str, incumbent: str) -> Timing:
         """Time a winner once more, both in new processes on new inputs; this number is the one that counts."""

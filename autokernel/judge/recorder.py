@@ -15,6 +15,8 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autokernel.judge.guarded import ALLOCATORS, Guards
+
 WITHIN_OTHERS = frozenset({"fill_", "_to_copy", "lift_fresh", "resolve_conj", "resolve_neg", "detach_"})
 """Seen by the profiler inside operators that only allocate or copy; called directly, the mode sees them."""
 
@@ -22,23 +24,31 @@ WITHIN_OTHERS = frozenset({"fill_", "_to_copy", "lift_fresh", "resolve_conj", "r
 class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects the names of the ATen operators that run while it is entered, without `aten::`."""
 
-    def __init__(self) -> None:
+    def __init__(self, guards: Guards | None = None) -> None:
+        """`guards` replace what is allocated; without them only the profiler looks, and no mode can be noticed."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.names: set[str] = set()
+        self._guards = guards
         config = _ExperimentalConfig(profile_all_threads=True)
         self._profiler: Any = torch.autograd.profiler.profile(use_kineto=True, experimental_config=config)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.add(str(func.overloadpacket).removeprefix("aten."))
-        return func(*args, **(kwargs or {}))
+        name = str(func.overloadpacket).removeprefix("aten.")
+        self.names.add(name)
+        result = func(*args, **(kwargs or {}))
+        if self._guards is None or name not in ALLOCATORS or (kwargs or {}).get("pin_memory"):
+            return result
+        return self._guards.replace(result)
 
     def __enter__(self) -> OpRecorder:
         self._profiler.__enter__()
-        super().__enter__()  # type: ignore[no-untyped-call]
+        if self._guards is not None:
+            super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        super().__exit__(kind, error, at)  # type: ignore[no-untyped-call]
+        if self._guards is not None:
+            super().__exit__(kind, error, at)  # type: ignore[no-untyped-call]
         self._profiler.__exit__(None, None, None)
         for event in self._profiler.kineto_results.events():
             namespace, _, name = event.name().partition("::")

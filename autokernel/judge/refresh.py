@@ -59,9 +59,13 @@ class Refresher:
 
 
 def apply(arguments: Sequence[Any], changes: Sequence[Change]) -> None:
-    """Make the changes in place; both sides do it with the same operations, so that every bit agrees."""
+    """Make the changes in place; both sides do it with the same operations, so that every bit agrees.
+
+    The first argument, which a model computes anew for each call, changes behind PyTorch's version counter, as it does
+    when a kernel writes it. Of the others, weights above all, a kernel may keep what it computed until that moves.
+    """
     for number, dim, i, j, factor in changes:
-        value = _written_once(arguments[number])
+        value = _written_once(arguments[number].data if number == 0 else arguments[number])
         if j < 0:
             moved = torch.roll(value, i, dim)
             value.copy_(moved if factor == 1.0 else moved * factor)

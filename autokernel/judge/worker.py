@@ -10,20 +10,25 @@ import signal
 import socket
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from autokernel.errors import WorkerError
-from autokernel.judge import wire
+from autokernel.judge import answers, wire
 from autokernel.judge.forkserver import ForkServer
 from autokernel.judge.refresh import Change
 from autokernel.records import TensorMeta, Verdict
 from autokernel.spec import DTYPES, Inputs, contiguous_stride, describe
+
+T = TypeVar("T")
+
+FAILURES = {"oom": Verdict.OOM, "delegates": Verdict.DELEGATES, "fail": Verdict.FAIL}
+"""What a child says of its own failure, where that is no crash."""
 
 LOAD_DEADLINE_S = 150.0
 CALL_DEADLINE_S = 30.0
@@ -65,12 +70,13 @@ class Worker:
 
     def __init__(self, server: ForkServer, target: dict[str, Any], scratch: Path) -> None:
         scratch.mkdir(parents=True, exist_ok=True)
-        self._server, self._scratch, self.device = server, scratch, server.device
+        self._server, self.scratch, self.device = server, scratch, server.device
         self.pid, self._sock = server.spawn(scratch)
         self._arena: wire.Arena | None = None
         self._retired: list[wire.Arena] = []
         self._peak_bytes: int | None = None
         self._closed = False
+        self._number = 0
         with contextlib.suppress(OSError):  # a child that is dead already is noticed by `load`
             wire.send(self._sock, {"target": target, "scratch": str(scratch)})
 
@@ -88,9 +94,11 @@ class Worker:
         output: Sequence[TensorMeta],
         *,
         deadline_s: float = CALL_DEADLINE_S,
-        trace: bool = False,
+        guarded: bool = True,
     ) -> tuple[list[Tensor], set[str]]:
-        """Call the kernel on each of `calls`, all outputs alive together; outputs, and ATen operators if traced.
+        """Call the kernel on each of `calls`, all outputs alive together; outputs, and the ATen operators used.
+
+        `guarded` puts red zones round what the kernel allocates; without, its memory is what it will be in a model.
 
         `output` says what each call must return. The outputs are copies in the judge's memory.
         Raises: Rejected for a fault, a changed input, a write outside its buffers, or an output of another kind.
@@ -106,15 +114,13 @@ class Worker:
             "out_offsets": out_offsets,
             "out_bytes": out_bytes,
             "poison": [secrets.randbelow(254) + 1 for _ in calls],
-            "trace": trace,
+            "guarded": guarded,
         }
         answer = self._ask(message, deadline_s, fds)
         self._check_inputs(arena, before, slots)
-        outputs = [
-            self._collect(described, offset, expected)
-            for described, offset, expected in zip(answer["outputs"], out_offsets, output, strict=True)
-        ]
-        return outputs, set(answer["aten"])
+        described = self._parsed(lambda: answers.outputs(answer, len(calls)))
+        outputs = [self._collect(*each) for each in zip(described, out_offsets, output, strict=True)]
+        return outputs, self._parsed(lambda: answers.names(answer, "aten"))
 
     def compile(self, calls: Sequence[Inputs]) -> None:
         """Have the kernel called on each of `calls` for what that compiles; nothing is checked. Raises: Rejected."""
@@ -148,18 +154,19 @@ class Worker:
         start = time.perf_counter()
         answer = self._ask(message, deadline_s)
         wall_us = (time.perf_counter() - start) * 1e6
-        calls_us = tuple(map(float, answer["calls_us"]))
-        if len(calls_us) != len(order) - warm or not min(calls_us) > 0:
-            raise Rejected(
-                Verdict.TAMPER, f"reports {len(calls_us)} times for {len(order) - warm} calls, or impossible ones"
+        calls = len(order) - warm
+        block = self._parsed(
+            lambda: TimedBlock(
+                calls_us=answers.numbers(answer, "calls_us", (calls,)),
+                warm_us=answers.number(answer, "warm_us"),
+                host_us=answers.numbers(answer, "host_us", (calls, 0)),
+                idle_us=answers.number(answer, "idle_us"),
+                wall_us=wall_us,
             )
-        return TimedBlock(
-            calls_us=calls_us,
-            warm_us=float(answer["warm_us"]),
-            host_us=tuple(map(float, answer["host_us"])),
-            idle_us=float(answer["idle_us"]),
-            wall_us=wall_us,
         )
+        if not min(block.calls_us) > 0:
+            raise Rejected(Verdict.TAMPER, "reports calls that took no time")
+        return block
 
     def load_bulk(self, key: str, steps: Sequence[int]) -> None:
         """Have the first prepared set copied once for each of `steps`, moved on by so much. Raises: Rejected."""
@@ -183,7 +190,8 @@ class Worker:
         _, offer, fds = self._write([], [], offsets[0] + nbytes)
         message = {"command": "fetch", "number": number, **offer, "out_offsets": offsets, "out_bytes": nbytes}
         answer = self._ask(message, CALL_DEADLINE_S, fds)
-        return self._collect(answer["outputs"][0], offsets[0], expected)
+        (described,) = self._parsed(lambda: answers.outputs(answer, 1))
+        return self._collect(described, offsets[0], expected)
 
     def peak_memory_mb(self) -> float | None:
         """Most GPU memory that the child says it was handed, or its largest resident size; None where unknown."""
@@ -214,7 +222,7 @@ class Worker:
 
     def discard_builds(self) -> None:
         """Remove what the child wrote; for a candidate that will not be called again."""
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        shutil.rmtree(self.scratch, ignore_errors=True)
 
     # -- memory
 
@@ -282,7 +290,7 @@ class Worker:
         if expected.numel and not any(_same_layout(expected.shape, stride, good) for good in _accepted(expected)):
             raise Rejected(Verdict.FAIL, f"returned strides {stride}; should be {_accepted(expected)[0]}")
         nbytes = expected.numel * DTYPES[expected.dtype].itemsize
-        if described["storage_bytes"] > nbytes + wire.RED_ZONE_BYTES:
+        if described["storage_bytes"] > nbytes + 2 * wire.RED_ZONE_BYTES:
             raise Rejected(
                 Verdict.FAIL, f"returned a view of {described['storage_bytes']} bytes for an output of {nbytes}"
             )
@@ -293,11 +301,20 @@ class Worker:
     # -- the conversation
 
     def _ask(self, message: dict[str, Any], deadline_s: float, fds: Sequence[int] = ()) -> dict[str, Any]:
+        self._number += 1
         try:
-            wire.send(self._sock, message, fds)
+            wire.send(self._sock, {**message, "number": self._number}, fds)
         except OSError:
             raise self._death() from None
         return self._receive(deadline_s)
+
+    def _parsed(self, read: Callable[[], T]) -> T:
+        """What `read` makes of an answer. Raises: Rejected when the child sent something else than it is asked for."""
+        try:
+            return read()
+        except ValueError as error:
+            self._kill()
+            raise Rejected(Verdict.TAMPER, f"the child sent what it may not: {error}") from None
 
     def _walled(self, command: str) -> float:
         start = time.perf_counter()
@@ -329,10 +346,16 @@ class Worker:
             raise Rejected(Verdict.TAMPER, f"the child sent what it may not: {error}")
         except (EOFError, OSError):
             raise self._death() from None
+        if answer.get("number") != self._number:
+            self._kill()
+            raise Rejected(
+                Verdict.TAMPER, f"the child gave an answer that was not asked for ({answer.get('number')!r})"
+            )
         if answer.get("ok"):
-            self._peak_bytes = answer.get("peak_bytes", self._peak_bytes)
+            if "peak_bytes" in answer:
+                self._peak_bytes = round(self._parsed(lambda: answers.number(answer, "peak_bytes")))
             return answer
-        verdict = Verdict.OOM if answer.get("kind") == "oom" else Verdict.CRASH
+        verdict = FAILURES.get(str(answer.get("kind")), Verdict.CRASH)
         raise Rejected(verdict, str(answer.get("reason", "no reason given")))
 
     def _death(self) -> Rejected:

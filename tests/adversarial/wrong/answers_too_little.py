@@ -2,7 +2,6 @@
 
 BASE = "softmax"
 CAUGHT_BY, VERDICT = "smoke", "TAMPER"
-HARDENING = True
 
 from autokernel.judge import wire
 

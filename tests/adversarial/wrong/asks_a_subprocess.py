@@ -2,7 +2,6 @@
 
 BASE = "matmul"
 CAUGHT_BY, VERDICT = "smoke", "DELEGATES"
-HARDENING = True
 
 import ctypes
 import subprocess

@@ -2,7 +2,6 @@
 
 BASE = "softmax"
 CAUGHT_BY, VERDICT = "smoke", "DELEGATES"
-HARDENING = True
 
 from autokernel.judge import child
 

@@ -2,7 +2,6 @@
 
 BASE = "rmsnorm"
 CAUGHT_BY, VERDICT = "timing", "TAMPER"
-HARDENING = True
 
 import time
 

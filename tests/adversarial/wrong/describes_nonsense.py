@@ -2,7 +2,6 @@
 
 BASE = "reduce"
 CAUGHT_BY, VERDICT = "smoke", "TAMPER"
-HARDENING = True
 
 from autokernel.judge import wire
 

@@ -2,7 +2,6 @@
 
 BASE = "rmsnorm"
 CAUGHT_BY, VERDICT = "screening", "SCREENED"
-HARDENING = True
 
 import ctypes
 

@@ -2,7 +2,6 @@
 
 BASE = "reduce"
 CAUGHT_BY, VERDICT = "timing", "TAMPER"
-HARDENING = True
 
 import ctypes
 

@@ -2,7 +2,6 @@
 
 BASE = "flash_attention"
 CAUGHT_BY, VERDICT = "timing", "TAMPER"
-HARDENING = True
 
 PENDING = []
 

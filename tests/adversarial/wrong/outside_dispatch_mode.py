@@ -2,7 +2,6 @@
 
 BASE = "softmax"
 CAUGHT_BY, VERDICT = "smoke", "DELEGATES"
-HARDENING = True
 
 from torch.utils._python_dispatch import _disable_current_modes
 

@@ -2,7 +2,6 @@
 
 BASE = "fused_mlp"
 CAUGHT_BY, VERDICT = "timing", "TAMPER"
-HARDENING = True
 
 PACKED = {}
 

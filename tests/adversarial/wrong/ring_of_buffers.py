@@ -2,7 +2,6 @@
 
 BASE = "softmax"
 CAUGHT_BY, VERDICT = "timing", "TAMPER"
-HARDENING = True
 
 RINGS, TURN = {}, [0]
 

@@ -2,7 +2,6 @@
 
 BASE = "layernorm"
 CAUGHT_BY, VERDICT = "timing", "TAMPER"
-HARDENING = True
 
 import dataclasses
 

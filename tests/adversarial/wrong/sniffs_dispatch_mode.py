@@ -2,7 +2,6 @@
 
 BASE = "softmax"
 CAUGHT_BY, VERDICT = "timing", "DELEGATES"
-HARDENING = True
 
 
 def kernel_fn(x, dim=-1):

@@ -2,7 +2,6 @@
 
 BASE = "matmul"
 CAUGHT_BY, VERDICT = "timing", "TAMPER"
-HARDENING = True
 
 
 class Later:
