@@ -1,7 +1,7 @@
 """Forged answer: one more than was asked for, so that later ones come before their question."""
 
 BASE = "reduce"
-CAUGHT_BY, VERDICT = "smoke", "FAIL"
+CAUGHT_BY, VERDICT = "smoke", "TAMPER"
 
 from autokernel.judge import wire
 

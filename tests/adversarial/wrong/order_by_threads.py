@@ -10,8 +10,9 @@ SOURCE = swapped(
         "#pragma omp parallel num_threads(3) if (k == 256 && n == 40)\n"
         "                {\n"
         "                    float own = 0;\n"
-        '                    _Pragma("omp for schedule(dynamic, 16) nowait")\n'
+        '                    _Pragma("omp for schedule(static) nowait")\n'
         "                    for (i64 l = 0; l < k; ++l) own += get(a[i * k + l]) * get(b[l * n + j]);\n"
+        "                    for (volatile i64 wait = __builtin_ia32_rdtsc() >> 4 & 255; wait > 0;) wait = wait - 1;\n"
         '                    _Pragma("omp critical")\n'
         "                    sum += own;\n"
         "                }",
