@@ -154,8 +154,8 @@ class _Session:
         self._prepared[message["key"]] = sets
 
     def _fetch(self, message: dict[str, Any]) -> dict[str, Any]:
-        number = message["number"]
-        kept = self._kept if number is None else self._bulk.outputs[number]
+        which = message["which"]
+        kept = self._kept if which is None else self._bulk.outputs[which]
         return {"outputs": self._export([kept], message)}
 
     def _run(self, message: dict[str, Any]) -> dict[str, Any]:

@@ -170,6 +170,7 @@ def serve(fd: int, device: str) -> None:
     except (EOFError, OSError):
         pass
     nursery.end_all()
+    os._exit(0)  # what was imported for the children has nothing to tidy up here
 
 
 def default_memory_bytes() -> int:

@@ -25,6 +25,9 @@ FACTORS = (-1.0, 2.0, -2.0, 0.5, -0.5)
 MOST_SCALED = 4.0
 """Scales stay within this and its inverse: powers of two, so that nothing is lost in any dtype."""
 
+OTHERS_SHARE = 0.5
+"""Of the calls, in which weights and the like change: what is kept for as long as they do not is then found, too."""
+
 ROLL_STEP = 7919
 """Elements by which copies of one input are moved against each other: a prime, so that no row meets its like."""
 
@@ -39,8 +42,9 @@ class Refresher:
         self._scale = {number: 1.0 for number, _ in self._tensors}
 
     def draw(self) -> list[Change]:
-        """What to change before the next call; empty for tensors that have no two rows."""
-        return [change for number, value in self._tensors if (change := self._one(number, value))]
+        """What to change before the next call: the first argument, and each other in every second call or so."""
+        drawn = [pair for pair in self._tensors if pair[0] == 0 or self._rng.random() < OTHERS_SHARE]
+        return [change for number, value in drawn if (change := self._one(number, value))]
 
     def _one(self, number: int, value: Tensor) -> Change | None:
         dim = _widest(value)

@@ -188,7 +188,7 @@ class Worker:
         """The output kept from the last timed block, or of call `number` of the bulk. Raises: Rejected."""
         _, offsets, nbytes = self._lay_out([], [expected])
         _, offer, fds = self._write([], [], offsets[0] + nbytes)
-        message = {"command": "fetch", "number": number, **offer, "out_offsets": offsets, "out_bytes": nbytes}
+        message = {"command": "fetch", "which": number, **offer, "out_offsets": offsets, "out_bytes": nbytes}
         answer = self._ask(message, CALL_DEADLINE_S, fds)
         (described,) = self._parsed(lambda: answers.outputs(answer, 1))
         return self._collect(described, offsets[0], expected)

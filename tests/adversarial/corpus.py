@@ -2,7 +2,8 @@
 
 A file in `wrong` or `right` is a fragment that deviates in one way: its docstring names the kind, `BASE` the op that it
 starts from. It is appended to `bases/common.py` and `bases/<op>.py`; what it defines anew replaces theirs. A wrong one
-says in `CAUGHT_BY, VERDICT` which stage must end it and how; `HARDENING = True` marks those that wait for the judge.
+says in `CAUGHT_BY, VERDICT` which stage must end it and how; `OR_NO_GAIN = True` marks tricks that may merely be slow:
+those may be screened out, too.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Entry:
     base: str
     stage: str
     verdict: str
-    hardening: bool
+    or_no_gain: bool
 
     @property
     def text(self) -> str:
@@ -48,7 +49,7 @@ def _entry(path: Path) -> Entry:
     for node in tree.body:
         if isinstance(node, ast.Assign):
             names = [n.id for n in ast.walk(node.targets[0]) if isinstance(n, ast.Name)]
-            if names in (["BASE"], ["HARDENING"], ["CAUGHT_BY", "VERDICT"]):
+            if names in (["BASE"], ["OR_NO_GAIN"], ["CAUGHT_BY", "VERDICT"]):
                 value = ast.literal_eval(node.value)
                 said |= dict(zip(names, value if len(names) > 1 else [value], strict=True))
     return Entry(
@@ -57,5 +58,5 @@ def _entry(path: Path) -> Entry:
         base=said["BASE"],
         stage=said.get("CAUGHT_BY", ""),
         verdict=said.get("VERDICT", ""),
-        hardening=said.get("HARDENING", False),
+        or_no_gain=said.get("OR_NO_GAIN", False),
     )

@@ -9,8 +9,12 @@ from autokernel.judge.stopwatch import Block
 
 
 class Stopwatch:
-    def block(self, kernel, schedule, *, warm, keep):
-        outputs = [kernel(*arguments) for arguments in schedule]
+    def block(self, kernel, schedule, *, warm, keep, before):
+        outputs = []
+        for number, arguments in enumerate(schedule):
+            before(number)
+            outputs.append(kernel(*arguments))
+        outputs = outputs[warm:]
         return Block(calls_us=[1.0] * len(outputs), warm_us=1.0, host_us=[], idle_us=0.0, kept=outputs[keep])
 
 
