@@ -145,8 +145,6 @@ class ForkServer:
 def serve(fd: int, device: str) -> None:
     """Body of the server process: fork on request until the judge hangs up."""
     import autokernel.judge.child as child  # imports torch, once for all children
-    import torch._dynamo  # the first dispatch mode that is entered would import it, in every child
-
     import autokernel.native
 
     if device != "cpu":
