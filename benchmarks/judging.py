@@ -1,4 +1,4 @@
-"""What the benchmarks of the judge share: judges with a server and a folder of their own, fresh texts, cases by size."""
+"""What the benchmarks of the judge share: judges with a server and a folder, fresh texts, cases by size."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Judges:
         self._stack.close()
 
     def of(self, op: str, sizes: tuple[int, ...] | None = None, dtype: str | None = None) -> Judge:
-        """A judge of `op` for one call of these sizes; without any, for the spec's heaviest case. Raises: ConfigError."""
+        """A judge of `op` for one call of these sizes; by default the spec's heaviest case. Raises: ConfigError."""
         dtypes = DTYPES_OF_BACKEND[self._backend]
         if dtype is not None and dtype not in dtypes:
             raise ConfigError(f"unknown dtype {dtype!r}", hint=f"backend {self._backend} knows {', '.join(dtypes)}")
@@ -108,7 +108,7 @@ def starter(op: str, backend: str) -> str:
 
 
 def numbered(kernel_py: str) -> str:
-    """The same kernel as a text that no one has seen: a fresh number in a comment, at the end, so that no line moves."""
+    """The same kernel as a new text: a fresh number in a comment, at the end, so that no line moves."""
     return f"{kernel_py}\n# {secrets.token_hex(8)}\n"
 
 
@@ -121,7 +121,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 
 def sized_case(op: str, sizes: tuple[int, ...]) -> Case:
-    """A contiguous fp32 call of `op`; what the sizes mean is said in `SIZES`. Raises: ConfigError for a wrong number."""
+    """A contiguous fp32 call of `op`; `SIZES` says what the sizes mean. Raises: ConfigError for too many or few."""
     wanted = SIZES[op].count(" x ") + 1
     if wanted > 1 and len(sizes) != wanted:
         raise ConfigError(f"{op} cannot have the shape {'x'.join(map(str, sizes))}", hint=f"give {SIZES[op]}")
@@ -137,13 +137,12 @@ def sized_case(op: str, sizes: tuple[int, ...]) -> Case:
         tokens, width, hidden = sizes
         up = (hidden, width)
         return build_case(op, "model", x=(tokens, width), w_gate=up, w_up=up, w_down=(width, hidden))
-    angles = (*sizes[-2:-1], last[0] // 2)
-    others = {
-        "rmsnorm": {"weight": last},
-        "layernorm": {"weight": last, "bias": last},
-        "rotary_embedding": {"cos": angles, "sin": angles},
-    }
-    return build_case(op, "model", x=sizes, **others.get(op, {}))
+    if op == "rotary_embedding":
+        angles = (sizes[2], sizes[3] // 2)
+        return build_case(op, "model", x=sizes, cos=angles, sin=angles)
+    if op == "layernorm":
+        return build_case(op, "model", x=sizes, weight=last, bias=last)
+    return build_case(op, "model", x=sizes, weight=last) if op == "rmsnorm" else build_case(op, "model", x=sizes)
 
 
 def environment(backend: str) -> dict[str, str | int | None]:

@@ -11,7 +11,6 @@ from autokernel.loading import load_file, specs, toplevel
 from autokernel.records import Interval, Outcome, Timing, Verdict
 
 FOLDER = toplevel("reference.py").parent / "benchmarks"
-TINY = "4x64"  # so little work that no thread pool takes part, whatever else the machine does
 
 
 @pytest.fixture(scope="module")
@@ -23,10 +22,10 @@ def scripts():
 
 
 def run(tmp_path, script, *options):
-    """The finished process of a script that finds neither GitPython nor Triton."""
+    """The finished process of a script that finds neither GitPython nor Triton; one thread, as CI has busy machines."""
     for name in ("git", "triton"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not here')\n")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(FOLDER / script), *options]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
@@ -39,7 +38,7 @@ def outcome(*speedup, verdict=Verdict.PASS):
 
 def test_false_keeps_by_the_real_judge(tmp_path):
     out = tmp_path / "out.jsonl"
-    options = ["--op", "softmax", "--backend", "cpp", "--shape", TINY, "--no-stages", "--experiments", "2"]
+    options = ["--op", "softmax", "--backend", "cpp", "--shape", "4x64", "--no-stages", "--experiments", "2"]
     done = run(tmp_path, "false_keeps.py", *options, "--out", str(out))
     found = json.loads(out.read_text())
     assert done.returncode == (0 if found["passed"] else 1), done.stderr
@@ -55,16 +54,19 @@ def test_judge_speed_by_the_real_judge(tmp_path):
     (row,) = found["rows"]
     assert row["verdicts"]["stages"] == ["PASS"], done.stderr
     assert row["stage_s"]["smoke"] > 0.1  # it compiles
-    assert row["full_s"] > row["stages_s"]
+    assert row["stages_s"] > sum(row["stage_s"].values())
+    assert row["full_s"] > 0.1
+    assert row["screened_s"] > 0.1
     assert row["original_s"] == 28.6
     assert "| softmax | cpp |" in (tmp_path / "judge_speed.md").read_text()
 
 
-@pytest.mark.parametrize("script", ["false_keeps.py", "judge_speed.py"])
-def test_misuse_is_explained(tmp_path, script):
-    done = run(tmp_path, script, "--dtype", "fp8", "--out", str(tmp_path / "out"))
-    assert done.returncode == 2
-    assert "hint: backend cpp knows fp32, bf16" in done.stderr
+@pytest.mark.parametrize("script", ["false_keeps", "judge_speed"])
+def test_misuse_is_explained(scripts, tmp_path, monkeypatch, capsys, script):
+    monkeypatch.setattr(sys, "argv", [script, "--backend=cpp", "--dtype", "fp8", "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit, match="2"):
+        scripts[script].main()
+    assert "hint: backend cpp knows fp32, bf16" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
