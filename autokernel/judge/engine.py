@@ -60,10 +60,13 @@ class Judge:
         self._cases = sorted(cases, key=lambda item: item.calls * spec.bytes_moved(item.case), reverse=True)
         self.timed = self._cases[:MAX_TIMED_CASES] or [_default_case(spec)]
 
-    def evaluate(self, kernel_py: str, incumbent: str | None = None, *, timing: bool = True) -> Outcome:
+    def evaluate(
+        self, kernel_py: str, incumbent: str | None = None, *, timing: bool = True, all_stages: bool = True
+    ) -> Outcome:
         """The verdict on a candidate. With `incumbent` (a kernel text) it is screened, timed against it and confirmed.
 
-        Without an incumbent, or with `timing` off, only the stages run.
+        Without an incumbent, or with `timing` off, only the stages run. `all_stages` off leaves out those after smoke,
+        for a benchmark of the timing by kernels that are known to be right.
         """
         start = time.perf_counter()
         stages: list[StageReport] = []
@@ -72,12 +75,12 @@ class Judge:
         peak: float | None = None
         worker, rival = self._start(kernel_py), None
         try:
-            for name, run in STAGES:
+            for name, run in STAGES if all_stages else STAGES[:1]:
                 self._run_stage(name, run, worker, kernel_py, stages)
                 if name == "smoke" and timing and incumbent is not None:
                     rival = self._loaded(incumbent)
                     measured = self._screen(worker, rival)
-                if name == "smoke" and self._server.device != "cpu":
+                if name == "smoke" and all_stages and self._server.device != "cpu":
                     compile_ahead(self.spec, self._all_cases(), lambda: self._start(kernel_py))
             if rival is not None and incumbent is not None:
                 measured = self._time(worker, rival)
