@@ -144,7 +144,9 @@ class ForkServer:
 
 def serve(fd: int, device: str) -> None:
     """Body of the server process: fork on request until the judge hangs up."""
-    import autokernel.judge.child as child  # imports torch, once for all children
+    import torch._dynamo  # one to two seconds, which each child would spend in its first recorded call
+
+    import autokernel.judge.child as child
     import autokernel.native
 
     if device != "cpu":
