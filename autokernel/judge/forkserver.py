@@ -144,7 +144,7 @@ class ForkServer:
 
 def serve(fd: int, device: str) -> None:
     """Body of the server process: fork on request until the judge hangs up."""
-    import torch._dynamo  # one to two seconds, which each child would spend in its first recorded call
+    import torch._dynamo  # noqa: F401 - one to two seconds, which each child would spend in its first recorded call
 
     import autokernel.judge.child as child
     import autokernel.native
