@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from autokernel import roofline
 from autokernel.errors import WorkerError
+from autokernel.judge import devicehealth
 from autokernel.judge.engine import Judge
 from autokernel.judge.forkserver import ForkServer
 from autokernel.loading import get_spec
@@ -98,6 +99,8 @@ class Bench:
                 log.warning("the judge's processes failed (%s); starting them anew", error)
                 assert self._planned is not None
                 self._server.close()
+                if self._server.device != "cpu":
+                    devicehealth.wait_until_it_answers()
                 self._server = self._start_server()
                 self.open(self._planned)
         raise AssertionError("unreachable")

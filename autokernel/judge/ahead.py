@@ -12,7 +12,8 @@ import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from autokernel.judge.worker import Rejected, Worker
+from autokernel.judge.rejected import Rejected
+from autokernel.judge.worker import Worker
 from autokernel.machine import usable_cores
 from autokernel.records import Case
 from autokernel.spec import KernelSpec

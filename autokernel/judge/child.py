@@ -38,7 +38,7 @@ def main(sock: socket.socket, setup: dict[str, Any]) -> None:
     session = _Session(sock, device)
     try:
         if device != "cpu" and policy.builds:
-            _keep_files_in(
+            keep_files_in(
                 Path(policy.builds) / "warm"
             )  # Triton compiles a part of its driver before `scratch` is known
         sandbox.begin(policy, device, setup["memory_bytes"])
@@ -112,6 +112,7 @@ class _Session:
             "graph": lambda _message: self._bulk.capture(self.kernel),
             "bulk": lambda _message: self._bulk.run(self.kernel),
             "nothing": lambda _message: None,
+            "kernels": self._kernels,
             "fetch": self._fetch,
         }
 
@@ -152,6 +153,14 @@ class _Session:
         """Copies of the judge's inputs in memory of our own, for timing."""
         sets = [[private_copy(value) for value in self._arguments(call)] for call in message["calls"]]
         self._prepared[message["key"]] = sets
+
+    def _kernels(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Names of what runs on the GPU during a call, by the driver's own trace."""
+        activities = [torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities) as profiler:
+            self.kernel(*self._prepared[message["key"]][0])
+            self._synchronize()
+        return {"kernels": sorted({str(event.name) for event in profiler.events() or ()})}
 
     def _fetch(self, message: dict[str, Any]) -> dict[str, Any]:
         which = message["which"]
@@ -253,10 +262,10 @@ def _settle(scratch: Path) -> None:
         log = os.open(os.devnull, os.O_WRONLY)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    _keep_files_in(scratch)
+    keep_files_in(scratch)
 
 
-def _keep_files_in(folder: Path) -> None:
+def keep_files_in(folder: Path) -> None:
     """Have everything that caches or builds do so below `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     os.environ.update(

@@ -19,9 +19,10 @@ from autokernel.judge import refresh
 from autokernel.judge.clocks import ClockLog
 from autokernel.judge.compare import mismatch
 from autokernel.judge.floor import physical_floor_us
+from autokernel.judge.rejected import Rejected
 from autokernel.judge.trial import output_elements, truth_of
 from autokernel.judge.walltime import BulkTimes, bulk_times
-from autokernel.judge.worker import CALL_DEADLINE_S, Rejected, TimedBlock, Worker
+from autokernel.judge.worker import CALL_DEADLINE_S, TimedBlock, Worker
 from autokernel.records import Interval, TimedCase, Verdict
 from autokernel.spec import Inputs, KernelSpec
 from autokernel.stats import ratio_interval

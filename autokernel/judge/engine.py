@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import logging
 import os
 import tempfile
@@ -12,13 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from autokernel.errors import MeasurementError
+from autokernel.judge import devicehealth
 from autokernel.judge.ahead import compile_ahead
 from autokernel.judge.contest import Contest
 from autokernel.judge.forkserver import ForkServer
 from autokernel.judge.imports import borrowed
+from autokernel.judge.kernelnames import others_work
+from autokernel.judge.rejected import Rejected
+from autokernel.judge.sanitizer import cases_for, sanitize
 from autokernel.judge.stages import STAGES, Stage
 from autokernel.judge.trial import Trial
-from autokernel.judge.worker import Rejected, Worker
+from autokernel.judge.worker import Worker
 from autokernel.records import Baseline, Case, Outcome, StageReport, TimedCase, Timing, Verdict, text_digest
 from autokernel.spec import KernelSpec
 
@@ -72,20 +77,10 @@ class Judge:
         stages: list[StageReport] = []
         verdict, stage, reason = Verdict.PASS, "", ""
         measured: Timing | None = None
-        peak: float | None = None
-        worker, rival = self._start(kernel_py), None
+        usable = self._usable_bytes()
+        worker = self._start(kernel_py)
         try:
-            for name, run in STAGES if all_stages else STAGES[:1]:
-                self._run_stage(name, run, worker, kernel_py, stages)
-                if name == "smoke" and timing and incumbent is not None:
-                    rival = self._loaded(incumbent)
-                    measured = self._screen(worker, rival)
-                if name == "smoke" and all_stages and self._server.device != "cpu":
-                    compile_ahead(self.spec, self._all_cases(), lambda: self._start(kernel_py))
-            if rival is not None and incumbent is not None:
-                measured = self._time(worker, rival)
-                if measured.speedup.low > 1 + KEEP_MARGIN:
-                    measured = self._confirm(kernel_py, incumbent)
+            measured = self._experiment(worker, kernel_py, incumbent if timing else None, stages, all_stages=all_stages)
         except Rejected as rejected:
             verdict, reason = rejected.verdict, rejected.reason
             stage = stages[-1].stage if stages and stages[-1].verdict is not Verdict.PASS else "timing"
@@ -94,14 +89,14 @@ class Judge:
         finally:
             peak = worker.peak_memory_mb()
             worker.close()
-            if rival is not None:
-                rival.close()
+        if usable is not None:
+            devicehealth.await_memory(usable)
         return Outcome(
             verdict=verdict,
             stage=stage,
             reason=reason,
             stages=tuple(stages),
-            timing=measured if verdict in (Verdict.PASS, Verdict.SCREENED) else None,
+            timing=measured,
             peak_memory_mb=peak,
             seconds=time.perf_counter() - start,
         )
@@ -131,6 +126,33 @@ class Judge:
                 worker.close()
 
     # -- parts
+
+    def _experiment(
+        self, worker: Worker, kernel_py: str, incumbent: str | None, stages: list[StageReport], *, all_stages: bool
+    ) -> Timing | None:
+        """Every stage, with screening after the first, then timing and confirmation. Raises: Rejected, _Screened."""
+        name, run = STAGES[0]
+        self._run_stage(name, run, worker, kernel_py, stages)
+        with contextlib.ExitStack() as stack:
+            rival = None if incumbent is None else stack.enter_context(self._loaded(incumbent))
+            if rival is not None:
+                self._screen(worker, rival)
+            if all_stages:
+                if self._server.device != "cpu":
+                    compile_ahead(self.spec, self._all_cases(), lambda: self._start(kernel_py))
+                for name, run in STAGES[1:]:
+                    self._run_stage(name, run, worker, kernel_py, stages)
+            if rival is None or incumbent is None:
+                return None
+            measured = self._time(worker, rival)
+            if measured.speedup.low <= 1 + KEEP_MARGIN:
+                return measured
+            if self._server.device != "cpu":
+                self._sanitize(kernel_py, worker.scratch, stages)
+            return self._confirm(kernel_py, incumbent)
+
+    def _usable_bytes(self) -> int | None:
+        return None if self._server.device == "cpu" else devicehealth.usable_bytes()
 
     def _start(self, kernel_py: str) -> Worker:
         folder = self._builds / text_digest(kernel_py)
@@ -175,13 +197,12 @@ class Judge:
         worker.load()
         return worker
 
-    def _screen(self, worker: Worker, rival: Worker) -> Timing:
+    def _screen(self, worker: Worker, rival: Worker) -> None:
         contest = self._contest(worker, rival)
         contest.run(SCREEN_ROUNDS)
         timing = _timing(contest)
         if timing.speedup.high < SCREEN_BELOW:
             raise _Screened(timing)
-        return timing
 
     def _time(self, worker: Worker, rival: Worker) -> Timing:
         contest = self._contest(worker, rival)
@@ -200,10 +221,29 @@ class Judge:
         for item in self.timed:
             trial.check_outputs(item.case, [trial.inputs(item.case)], guarded=False)
 
+    def _sanitize(self, kernel_py: str, scratch: Path, stages: list[StageReport]) -> None:
+        """What compute-sanitizer says of a winner, where it is installed. Raises: Rejected."""
+        start, cases = time.perf_counter(), cases_for(self.spec, self._cases)
+        path = _place(kernel_py, scratch)
+        findings = sanitize(path, cases, self._server.policy, scratch)
+        done = [finding for finding in findings if finding.failure is None]
+        if not done:
+            return
+        faults = [f"{finding.tool}: {finding.fault}" for finding in done if finding.fault]
+        verdict = Verdict.FAIL if faults else Verdict.PASS
+        seconds, reason = time.perf_counter() - start, "; ".join(faults)
+        stages.append(StageReport(stage="sanitizer", verdict=verdict, cases=len(cases), seconds=seconds, reason=reason))
+        if faults:
+            raise Rejected(verdict, reason)
+
     def _confirm(self, kernel_py: str, incumbent: str) -> Timing:
         """Time a winner once more, both in new processes on new inputs; this number is the one that counts."""
         with self._loaded(kernel_py) as worker, self._loaded(incumbent) as rival:
-            return self._time(worker, rival)
+            measured = self._time(worker, rival)
+            for index in range(len(self.timed)):
+                if work := others_work(worker.kernel_names(str(index)), kernel_py):
+                    raise Rejected(Verdict.DELEGATES, f"the GPU's time goes to {work}")
+            return measured
 
     def _contest(self, worker: Worker, rival: Worker) -> Contest:
         workers = {_CANDIDATE: worker, _INCUMBENT: rival}

@@ -49,7 +49,7 @@ class ForkServer:
     """
 
     def __init__(self, device: str = "cpu", *, sandbox: str = "auto", builds: Path | None = None) -> None:
-        self._policy = enforcement.decide(sandbox, device, builds=builds).to_json()
+        self.policy = enforcement.decide(sandbox, device, builds=builds).to_json()
         ours, theirs = socket.socketpair()
         self._sock, self.device = ours, device
         self._spare: tuple[int, socket.socket] | None = None
@@ -87,7 +87,7 @@ class ForkServer:
     def _fork(self) -> tuple[int, socket.socket]:
         self._wait_ready()
         ours, theirs = socket.socketpair()
-        setup = {"device": self.device, "memory_bytes": default_memory_bytes(), "sandbox": self._policy}
+        setup = {"device": self.device, "memory_bytes": default_memory_bytes(), "sandbox": self.policy}
         try:
             self._send({"command": "spawn", "setup": setup}, [theirs.fileno()])
             answer = self._receive()

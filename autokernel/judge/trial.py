@@ -12,7 +12,8 @@ from torch import Tensor
 
 from autokernel.errors import OracleError
 from autokernel.judge.compare import Truth, mismatch, native_error
-from autokernel.judge.worker import Rejected, Worker
+from autokernel.judge.rejected import Rejected
+from autokernel.judge.worker import Worker
 from autokernel.records import Case, TensorMeta, Verdict
 from autokernel.spec import Adversary, Inputs, KernelSpec, describe, upcast
 

@@ -7,7 +7,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autokernel.judge.worker import Rejected, Worker
+from autokernel.judge.rejected import Rejected
+from autokernel.judge.worker import Worker
 
 log = logging.getLogger(__name__)
 

@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from autokernel.errors import WorkerError
 from autokernel.judge import answers, wire
+from autokernel.judge.exchange import Exchange, encode
 from autokernel.judge.forkserver import ForkServer
 from autokernel.judge.refresh import Change
+from autokernel.judge.rejected import Rejected
 from autokernel.records import TensorMeta, Verdict
-from autokernel.spec import DTYPES, Inputs, contiguous_stride, describe
+from autokernel.spec import Inputs
 
 T = TypeVar("T")
 
@@ -32,14 +33,6 @@ FAILURES = {"oom": Verdict.OOM, "delegates": Verdict.DELEGATES, "fail": Verdict.
 
 LOAD_DEADLINE_S = 150.0
 CALL_DEADLINE_S = 30.0
-
-
-class Rejected(Exception):
-    """A candidate's fault: ends the judging with this verdict and reason."""
-
-    def __init__(self, verdict: Verdict, reason: str) -> None:
-        super().__init__(reason)
-        self.verdict, self.reason = verdict, reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +65,7 @@ class Worker:
         scratch.mkdir(parents=True, exist_ok=True)
         self._server, self.scratch, self.device = server, scratch, server.device
         self.pid, self._sock = server.spawn(scratch)
-        self._arena: wire.Arena | None = None
-        self._retired: list[wire.Arena] = []
+        self._exchange = Exchange(server.device)
         self._peak_bytes: int | None = None
         self._closed = False
         self._number = 0
@@ -103,13 +95,13 @@ class Worker:
         `output` says what each call must return. The outputs are copies in the judge's memory.
         Raises: Rejected for a fault, a changed input, a write outside its buffers, or an output of another kind.
         """
-        slots, out_offsets, out_bytes = self._lay_out(calls, output)
-        arena, offer, fds = self._write(calls, slots, out_offsets[-1] + out_bytes)
+        slots, out_offsets, out_bytes = self._exchange.lay_out(calls, output)
+        arena, offer, fds = self._exchange.write(calls, slots, out_offsets[-1] + out_bytes)
         inputs_end = out_offsets[0]
         before = arena.bytes[:inputs_end].clone()
         message = {
             "command": "run",
-            "calls": _encode(calls, slots),
+            "calls": encode(calls, slots),
             **offer,
             "out_offsets": out_offsets,
             "out_bytes": out_bytes,
@@ -117,22 +109,22 @@ class Worker:
             "guarded": guarded,
         }
         answer = self._ask(message, deadline_s, fds)
-        self._check_inputs(arena, before, slots)
+        self._exchange.check_inputs(arena, before, slots)
         described = self._parsed(lambda: answers.outputs(answer, len(calls)))
-        outputs = [self._collect(*each) for each in zip(described, out_offsets, output, strict=True)]
+        outputs = [self._exchange.collect(*each) for each in zip(described, out_offsets, output, strict=True)]
         return outputs, self._parsed(lambda: answers.names(answer, "aten"))
 
     def compile(self, calls: Sequence[Inputs]) -> None:
         """Have the kernel called on each of `calls` for what that compiles; nothing is checked. Raises: Rejected."""
-        slots, offsets, _ = self._lay_out(calls, [])
-        _, offer, fds = self._write(calls, slots, offsets[0])
-        self._ask({"command": "compile", "calls": _encode(calls, slots), **offer}, LOAD_DEADLINE_S, fds)
+        slots, offsets, _ = self._exchange.lay_out(calls, [])
+        _, offer, fds = self._exchange.write(calls, slots, offsets[0])
+        self._ask({"command": "compile", "calls": encode(calls, slots), **offer}, LOAD_DEADLINE_S, fds)
 
     def prepare(self, key: str, sets: Sequence[Inputs]) -> None:
         """Give the child its own copies of `sets`, to be timed under `key`. Raises: Rejected."""
-        slots, offsets, _ = self._lay_out(sets, [])
-        _, offer, fds = self._write(sets, slots, offsets[0] if offsets else wire.RED_ZONE_BYTES)
-        message = {"command": "prepare", "key": key, "calls": _encode(sets, slots), **offer}
+        slots, offsets, _ = self._exchange.lay_out(sets, [])
+        _, offer, fds = self._exchange.write(sets, slots, offsets[0] if offsets else wire.RED_ZONE_BYTES)
+        message = {"command": "prepare", "key": key, "calls": encode(sets, slots), **offer}
         self._ask(message, CALL_DEADLINE_S, fds)
 
     def time(
@@ -184,14 +176,22 @@ class Worker:
         """Our wall time in us for a command that does nothing. Raises: Rejected."""
         return self._walled("nothing")
 
+    def kernel_names(self, key: str) -> set[str]:
+        """Names of the GPU's kernels in one call on the first prepared set; empty on a CPU, or where the child may not
+        trace. Raises: Rejected."""
+        if self.device == "cpu":
+            return set()
+        answer = self._ask({"command": "kernels", "key": key}, CALL_DEADLINE_S)
+        return self._parsed(lambda: answers.names(answer, "kernels"))
+
     def fetch(self, expected: TensorMeta, number: int | None = None) -> Tensor:
         """The output kept from the last timed block, or of call `number` of the bulk. Raises: Rejected."""
-        _, offsets, nbytes = self._lay_out([], [expected])
-        _, offer, fds = self._write([], [], offsets[0] + nbytes)
+        _, offsets, nbytes = self._exchange.lay_out([], [expected])
+        _, offer, fds = self._exchange.write([], [], offsets[0] + nbytes)
         message = {"command": "fetch", "which": number, **offer, "out_offsets": offsets, "out_bytes": nbytes}
         answer = self._ask(message, CALL_DEADLINE_S, fds)
         (described,) = self._parsed(lambda: answers.outputs(answer, 1))
-        return self._collect(described, offsets[0], expected)
+        return self._exchange.collect(described, offsets[0], expected)
 
     def peak_memory_mb(self) -> float | None:
         """Most GPU memory that the child says it was handed, or its largest resident size; None where unknown."""
@@ -211,8 +211,7 @@ class Worker:
         self._kill()
         self._sock.close()
         self._server.reap(self.pid)
-        for arena in (*self._retired, *([self._arena] if self._arena else [])):
-            arena.close()
+        self._exchange.close()
 
     def __enter__(self) -> Worker:
         return self
@@ -223,80 +222,6 @@ class Worker:
     def discard_builds(self) -> None:
         """Remove what the child wrote; for a candidate that will not be called again."""
         shutil.rmtree(self.scratch, ignore_errors=True)
-
-    # -- memory
-
-    def _lay_out(
-        self, calls: Sequence[Inputs], output: Sequence[TensorMeta]
-    ) -> tuple[list[dict[str, wire.Slot]], list[int], int]:
-        """Slots of all input tensors, offsets of the outputs, and the largest output's size in bytes."""
-        offset, slots = wire.RED_ZONE_BYTES, []
-        for inputs in calls:
-            placed: dict[str, wire.Slot] = {}
-            for name, value in inputs.items():
-                if isinstance(value, Tensor):
-                    placed[name] = wire.slot_for(describe(value), offset)
-                    offset = wire.next_offset(offset + placed[name].nbytes, self.device)
-            slots.append(placed)
-        out_bytes = max((meta.numel * DTYPES[meta.dtype].itemsize for meta in output), default=0)
-        out_offsets = []
-        for _ in output:
-            out_offsets.append(offset)
-            offset = wire.next_offset(offset + out_bytes, self.device)
-        return slots, out_offsets or [offset], out_bytes
-
-    def _write(
-        self, calls: Sequence[Inputs], slots: Sequence[dict[str, wire.Slot]], size: int
-    ) -> tuple[wire.Arena, dict[str, Any], list[int]]:
-        """Fill the arena with red zones and inputs; fields and descriptors to send when it is a new one."""
-        offer: dict[str, Any] = {}
-        fds: list[int] = []
-        if self._arena is None or self._arena.size < size:
-            if self._arena is not None:
-                self._retired.append(self._arena)  # the child may still have it open
-            self._arena = wire.Arena.create(size + size // 4, self.device)
-            offer, fds = self._arena.offer()
-        arena = self._arena
-        arena.bytes[:size].fill_(wire.RED_ZONE_VALUE)
-        for inputs, placed in zip(calls, slots, strict=True):
-            for name, slot in placed.items():
-                arena.put(slot, inputs[name])
-        if self.device != "cpu":
-            torch.cuda.synchronize()  # the child must not see half of it
-        return arena, offer, fds
-
-    def _check_inputs(self, arena: wire.Arena, before: Tensor, slots: Sequence[dict[str, wire.Slot]]) -> None:
-        after = arena.bytes[: before.numel()]
-        if torch.equal(after, before):
-            return
-        at = int((after != before).nonzero()[0])
-        for placed in slots:
-            for name, slot in placed.items():
-                if slot.offset <= at < slot.offset + slot.nbytes:
-                    raise Rejected(Verdict.FAIL, f"the kernel changed its input {name!r} (byte {at - slot.offset})")
-        raise Rejected(Verdict.FAIL, "the kernel wrote outside its input buffers")
-
-    def _collect(self, described: dict[str, Any], offset: int, expected: TensorMeta) -> Tensor:
-        """The output as a tensor of the judge's own. Raises: Rejected when it is not what `expected` says."""
-        if described.get("type") != "Tensor":
-            raise Rejected(Verdict.FAIL, f"returned {described.get('type')}, not a plain tensor")
-        got = (tuple(described["shape"]), described["dtype"], described["device"])
-        want = (expected.shape, expected.dtype, self.device)
-        if got != want:
-            raise Rejected(Verdict.FAIL, f"returned shape, dtype, device {got}; should be {want}")
-        if described["grad"]:
-            raise Rejected(Verdict.FAIL, "returned a tensor that requires grad")
-        stride = tuple(described["stride"])
-        if expected.numel and not any(_same_layout(expected.shape, stride, good) for good in _accepted(expected)):
-            raise Rejected(Verdict.FAIL, f"returned strides {stride}; should be {_accepted(expected)[0]}")
-        nbytes = expected.numel * DTYPES[expected.dtype].itemsize
-        if described["storage_bytes"] > nbytes + 2 * wire.RED_ZONE_BYTES:
-            raise Rejected(
-                Verdict.FAIL, f"returned a view of {described['storage_bytes']} bytes for an output of {nbytes}"
-            )
-        assert self._arena is not None
-        raw = self._arena.bytes[offset : offset + nbytes].clone()
-        return raw.view(DTYPES[expected.dtype]).reshape(expected.shape)
 
     # -- the conversation
 
@@ -376,23 +301,3 @@ class Worker:
                 kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-
-
-def _encode(calls: Sequence[Inputs], slots: Sequence[dict[str, wire.Slot]]) -> list[list[Any]]:
-    return [
-        [placed[name].to_json() if name in placed else value for name, value in inputs.items()]
-        for inputs, placed in zip(calls, slots, strict=True)
-    ]
-
-
-def _accepted(expected: TensorMeta) -> list[tuple[int, ...]]:
-    """The oracle's own strides, or contiguous ones."""
-    contiguous = contiguous_stride(expected.shape)
-    return [expected.stride, contiguous] if expected.stride is not None else [contiguous]
-
-
-def _same_layout(shape: Sequence[int], stride: Sequence[int], other: Sequence[int]) -> bool:
-    """Equal strides, but for dimensions of size one, whose stride means nothing."""
-    return len(stride) == len(other) and all(
-        size == 1 or mine == theirs for size, mine, theirs in zip(shape, stride, other, strict=True)
-    )

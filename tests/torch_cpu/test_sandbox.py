@@ -21,8 +21,9 @@ from autokernel.judge.enforcement import decide, examine
 from autokernel.judge.engine import Judge
 from autokernel.judge.forkserver import ForkServer
 from autokernel.judge.landlock import usable_abi
+from autokernel.judge.rejected import Rejected
 from autokernel.judge.sandbox import Policy
-from autokernel.judge.worker import Rejected, Worker
+from autokernel.judge.worker import Worker
 from autokernel.loading import PACKAGE_ROOT, get_spec, starter_path
 from autokernel.records import TensorMeta, TimedCase
 from autokernel.spec import build_case

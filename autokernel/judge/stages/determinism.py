@@ -5,8 +5,8 @@ All outputs stay alive, so a kernel that hands out one static buffer, or keys a 
 
 from __future__ import annotations
 
+from autokernel.judge.rejected import Rejected
 from autokernel.judge.trial import Trial, same_bits
-from autokernel.judge.worker import Rejected
 from autokernel.records import Verdict
 
 

@@ -1,0 +1,58 @@
+"""Is the GPU well? Its memory must come back when a candidate's processes are gone, and it must answer a new one."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+
+import torch
+
+from autokernel.errors import WorkerError
+
+log = logging.getLogger(__name__)
+
+SLACK_BYTES = 2 << 30
+"""Contexts of idle children, and what other programs may take meanwhile."""
+
+COMES_BACK_WITHIN_S, ANSWERS_WITHIN_S = 10.0, 90.0
+ASK_AGAIN_S, MOST_WAITING_S = 30.0, 3600.0
+PROBE = "import torch; x = torch.ones(1024, device='cuda'); assert float((x + x).sum()) == 2048"
+
+
+def usable_bytes() -> int:
+    """Free memory of the current GPU, and what this process's allocator keeps for itself."""
+    free, _ = torch.cuda.mem_get_info()
+    return free + torch.cuda.memory_reserved()
+
+
+def await_memory(before: int) -> None:
+    """Wait until about as much memory is usable as `before` the children ran. Raises: WorkerError."""
+    end = time.monotonic() + COMES_BACK_WITHIN_S
+    while (missing := before - SLACK_BYTES - usable_bytes()) > 0:
+        if time.monotonic() > end:
+            raise WorkerError(
+                f"{(missing + SLACK_BYTES) / 2**30:.1f} GiB of GPU memory did not come back when a candidate ended",
+                hint="nvidia-smi shows who holds it; another program, or a process that the driver cannot end",
+            )
+        time.sleep(0.1)
+
+
+def answers() -> bool:
+    """Whether a new process can compute on the GPU."""
+    try:
+        done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, timeout=ANSWERS_WITHIN_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def wait_until_it_answers() -> None:
+    """Return once the GPU answers, asking again for an hour. Raises: WorkerError."""
+    start = time.monotonic()
+    while not answers():
+        if time.monotonic() - start > MOST_WAITING_S:
+            raise WorkerError("the GPU has not answered for an hour", hint="reset it, then go on with --resume")
+        log.warning("the GPU does not answer: the run waits and asks again every %g s", ASK_AGAIN_S)
+        time.sleep(ASK_AGAIN_S)
