@@ -4,7 +4,9 @@ At the end a table is printed with a row for every kernel of the corpus: what wa
 took.
 """
 
+import os
 import statistics
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -24,8 +26,19 @@ USER_CASE = corpus.user_case("rmsnorm", "bf16")
 
 
 @pytest.fixture(scope="module")
-def server():
-    with ForkServer("cuda") as server:
+def root(tmp_path_factory):
+    """The folder in which all children's scratch folders lie: they may write nowhere else."""
+    return tmp_path_factory.mktemp("builds")
+
+
+@pytest.fixture
+def tmp_path(root):
+    return Path(tempfile.mkdtemp(dir=root))
+
+
+@pytest.fixture(scope="module")
+def server(root):
+    with ForkServer("cuda", sandbox=os.environ.get("AUTOKERNEL_TEST_SANDBOX", "auto"), builds=root) as server:
         yield server
 
 
