@@ -107,3 +107,19 @@ def test_user_cases_are_calls_of_their_ops(scripts):
     for op, spec in specs().items():
         case = scripts["judging"].sized_case(op, sizes[op]).with_dtype("bf16")
         assert spec.oracle(**spec.make_inputs(case, 1)).isfinite().all()
+
+
+def test_what_is_compiled_is_found_under_the_new_text(scripts, tmp_path):
+    judges = scripts["judging"].Judges("cpp")
+    judges._builds = tmp_path  # as if entered, with no server
+    origin, target = judges._folder("softmax", "a"), judges._folder("softmax", "b")
+    (origin / "triton" / "key").mkdir(parents=True)
+    (origin / "triton" / "key" / "kernel.cubin").write_text("code")
+    group = {"child_paths": {"kernel.cubin": str(origin / "triton" / "key" / "kernel.cubin")}}
+    (origin / "triton" / "key" / "__grp__kernel.json").write_text(json.dumps(group))
+    judges.share_builds("softmax", "b", "a")
+    found = json.loads((target / "triton" / "key" / "__grp__kernel.json").read_text())
+    assert found["child_paths"] == {"kernel.cubin": str(target / "triton" / "key" / "kernel.cubin")}
+    judges.discard("softmax", "b")
+    assert not target.exists()
+    assert origin.exists()
