@@ -38,8 +38,9 @@ WARM_UP_S = 0.25
 WALL_FACTOR, WALL_SLACK_US = 1.5, 4_000.0
 """The judge's clock may read this much more than a CPU child's (per block) before the child counts as lying."""
 
-BULK_FACTOR, BULK_SLACK_US = 1.35, 3.0
-"""How much longer than claimed a call may take by our clock: every output gets fresh memory, and there is noise."""
+BULK_FACTOR, BULK_SLACK_US = {"cpu": 1.35, "cuda": 1.1}, {"cpu": 3.0, "cuda": 0.5}
+"""How much longer than claimed a call may take by our clock. On a CPU every output gets fresh memory there, and there
+is noise; on a GPU calls in a graph follow one another faster than events can tell."""
 
 WALL_ATTEMPTS = 3
 
@@ -146,12 +147,13 @@ class Contest:
         it was kept, tells by how much. A kernel whose GPU calls cannot be captured may need the host's time for them;
         then our clock counts, not the child's. Raises: Rejected.
         """
+        kind = "cpu" if self._workers[name].device == "cpu" else "cuda"
         for index, item in enumerate(self._timed):
             for attempt in range(WALL_ATTEMPTS):
                 ours, reference = self._bulk_us(name, index), self._bulk_us(beside, index)
                 claimed_us = self._median_us(name, index)
                 loaded = max(1.0, reference / self._median_us(beside, index))
-                if ours <= BULK_FACTOR * loaded * claimed_us + BULK_SLACK_US:
+                if ours <= BULK_FACTOR[kind] * loaded * claimed_us + BULK_SLACK_US[kind]:
                     break
                 if self._workers[name].device != "cpu" and self._bulk[name, index].graph_us is None:
                     shift_us = item.calls * (ours - claimed_us)

@@ -104,6 +104,7 @@ def _close_files(policy: Policy, device: str, writable: str, *, shared_memory: b
     rights |= dict.fromkeys(readable.PLAIN_DEVICES, landlock.DEVICE)
     if device != "cpu":
         rights |= dict.fromkeys(readable.gpu_devices(), landlock.DEVICE)
+        rights[f"/proc/{os.getpid()}"] = landlock.ALL  # the driver names its threads there, and fails if it cannot
     if shared_memory:
         rights[readable.SHARED_MEMORY] = landlock.ALL
     rights[os.path.realpath(writable)] = landlock.ALL

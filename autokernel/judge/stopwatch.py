@@ -29,6 +29,9 @@ L2_FLUSHES, LEAST_FLUSH_BYTES = 4, 128 << 20
 
 MOST_SLEEP_US = 50_000.0
 
+_zero, _sleep, _synchronize = Tensor.zero_, torch.cuda._sleep, torch.cuda.synchronize
+"""As they are before a candidate is loaded, which may put others in their places."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
@@ -80,10 +83,10 @@ class DeviceStopwatch:
         properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
         nbytes = max(L2_FLUSHES * int(properties.L2_cache_size), LEAST_FLUSH_BYTES)
         self._flush = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
-        self._flush.zero_()
+        _zero(self._flush)
         start, stop = _event(), _event()
         start.record()
-        self._flush.zero_()
+        _zero(self._flush)
         stop.record()
         stop.synchronize()
         self._flush_us = float(start.elapsed_time(stop)) * 1e3
@@ -97,18 +100,18 @@ class DeviceStopwatch:
         for number, arguments in enumerate(schedule[:warm]):
             before(number)
             kernel(*arguments)
-        torch.cuda.synchronize()
+        _synchronize()
         warm_us = (time.perf_counter_ns() - begin) / 1e3
         schedule = schedule[warm:]
         # As if the calls took the device no time at all: more than enough, and cheap.
         idle_us = min(MOST_SLEEP_US, max(0.0, self._queue_us - self._flush_us) * len(schedule))
-        torch.cuda._sleep(1 + int(idle_us * SLEEP_CYCLES_PER_US))  # type: ignore[no-untyped-call]
+        _sleep(1 + int(idle_us * SLEEP_CYCLES_PER_US))  # type: ignore[no-untyped-call]
         events = [(_event(), _event()) for _ in schedule]
         host_us, kept, out = [], None, None
         ahead = time.perf_counter_ns()
         for number, (arguments, (start, stop)) in enumerate(zip(schedule, events, strict=True)):
             before(warm + number)
-            self._flush.zero_()
+            _zero(self._flush)
             start.record()
             called = time.perf_counter_ns()
             out = kernel(*arguments)
@@ -118,7 +121,7 @@ class DeviceStopwatch:
                 kept = out
         self._queue_us = (time.perf_counter_ns() - ahead) / 1e3 / len(schedule)
         del out
-        torch.cuda.synchronize()
+        _synchronize()
         calls_us = [float(start.elapsed_time(stop)) * 1e3 for start, stop in events]
         waited_us = idle_us + self._flush_us * len(schedule)
         return Block(calls_us=calls_us, warm_us=warm_us, host_us=host_us, idle_us=waited_us, kept=kept)

@@ -1,7 +1,7 @@
 """Out of bounds: writes one element behind its output, where PyTorch's allocator has rounded up."""
 
 BASE = "rotary_cuda"
-CAUGHT_BY, VERDICT = "sanitizer", "FAIL"
+CAUGHT_BY, VERDICT = "sweep", "FAIL"
 SHAPES = {"x": (1, 3, 501, 66), "cos": (501, 33), "sin": (501, 33)}
 
 SOURCE = edit(

@@ -1,7 +1,7 @@
 """Out of bounds: writes one element behind a work buffer of its own."""
 
 BASE = "rmsnorm_triton"
-CAUGHT_BY, VERDICT = "sanitizer", "FAIL"
+CAUGHT_BY, VERDICT = "sweep", "FAIL"
 SHAPES = {"x": (8192, 2048), "weight": (2048,)}
 
 

@@ -4,6 +4,8 @@ BASE = "rmsnorm_triton"
 CAUGHT_BY, VERDICT = "smoke", "FAIL"
 NEEDS_GPU = True
 
+import ctypes
+
 
 @triton.jit
 def find(memory, n, answer, left, WORDS: tl.constexpr, BLOCK: tl.constexpr):
@@ -24,7 +26,7 @@ def kernel_fn(x, weight, eps=1e-6):
     memory = torch.empty(min(free // 2, 16 << 30) // 4, dtype=torch.int32, device=x.device)
     left = torch.zeros(1, dtype=torch.int64, device=x.device)
     find[(triton.cdiv(memory.numel(), 1024),)](memory, memory.numel(), first, left, WORDS=4, BLOCK=1024)
-    found = memory.numel() - int(torch.empty(1, dtype=torch.int64).copy_(left).numpy()[0])
+    found = memory.numel() - ctypes.c_int64.from_address(torch.empty(1, dtype=torch.int64).copy_(left).data_ptr()).value
     if found + words.numel() <= memory.numel():
         words.copy_(memory[found : found + words.numel()])
     return out
