@@ -38,11 +38,11 @@ WARM_UP_S = 0.25
 WALL_FACTOR, WALL_SLACK_US = 1.5, 4_000.0
 """The judge's clock may read this much more than a CPU child's (per block) before the child counts as lying."""
 
-BULK_FACTOR, BULK_SLACK_US = {"cpu": 1.35, "cuda": 1.1}, {"cpu": 3.0, "cuda": 0.5}
-"""How much longer than claimed a call may take by our clock. On a CPU every output gets fresh memory there, and there
-is noise; on a GPU calls in a graph follow one another faster than events can tell."""
+CPU_EXCESS, LYING, WALL_PAIRS = 1.35, 1.2, 6
+"""Times of a call by our clock to that claimed: up to the first all is well, as every output gets fresh memory in a
+bulk. Else both children are measured in so many turns, and one that exceeds the other by the second factor lies."""
 
-WALL_ATTEMPTS = 3
+GPU_EXCESS, GPU_SLACK_US, WALL_ATTEMPTS = 1.1, 0.5, 3
 
 IMPOSSIBLE = 0.85
 """Below this share of the physical floor no measurement error can have brought a latency."""
@@ -141,28 +141,55 @@ class Contest:
                 )
 
     def confirm_by_wall(self, name: str, beside: str) -> None:
-        """Hold the latencies of child `name` against our own clock over many calls, and check one of their outputs.
+        """Hold the latencies of child `name` against our own clock over many calls, and check some of their outputs.
 
-        Where the machine is loaded every call takes longer than its median; that of `beside`, which was confirmed when
-        it was kept, tells by how much. A kernel whose GPU calls cannot be captured may need the host's time for them;
-        then our clock counts, not the child's. Raises: Rejected.
+        Where they disagree and it cannot be told why, our clock counts, not the child's: on a loaded CPU, or for GPU
+        calls that cannot be captured and may need the host's time. `beside` was confirmed when it was kept.
+        Raises: Rejected.
         """
-        kind = "cpu" if self._workers[name].device == "cpu" else "cuda"
         for index, item in enumerate(self._timed):
-            for attempt in range(WALL_ATTEMPTS):
-                ours, reference = self._bulk_us(name, index), self._bulk_us(beside, index)
-                claimed_us = self._median_us(name, index)
-                loaded = max(1.0, reference / self._median_us(beside, index))
-                if ours <= BULK_FACTOR[kind] * loaded * claimed_us + BULK_SLACK_US[kind]:
-                    break
-                if self._workers[name].device != "cpu" and self._bulk[name, index].graph_us is None:
-                    shift_us = item.calls * (ours - claimed_us)
-                    self.rounds[name] = [total + shift_us for total in self.rounds[name]]
-                    break
-                if attempt == WALL_ATTEMPTS - 1:
-                    raise Rejected(
-                        Verdict.TAMPER, f"claims {claimed_us:.1f} us for a call that takes {ours:.1f} us by our clock"
-                    )
+            on_cpu = self._workers[name].device == "cpu"
+            excess = self._cpu_excess(name, beside, index) if on_cpu else self._gpu_excess(name, index)
+            if excess > 1:
+                shift_us = item.calls * (excess - 1) * self._median_us(name, index)
+                self.rounds[name] = [total + shift_us for total in self.rounds[name]]
+
+    def _cpu_excess(self, name: str, beside: str, index: int) -> float:
+        """How many times longer than claimed a call takes by our clock; 1 when that is as it should be.
+
+        Where threads wait for cores any of the numbers may be many times too large, those of an honest child as well.
+        So each is measured in turns, and only a child all of whose ratios lie above those of its neighbour is lying.
+        Raises: Rejected.
+        """
+        if self._wall_ratio(name, index) <= CPU_EXCESS:
+            return 1.0
+        ratios: dict[str, list[float]] = {name: [], beside: []}
+        for _ in range(WALL_PAIRS):
+            for child in ratios:
+                ratios[child].append(self._wall_ratio(child, index))
+        ours, reference = sorted(ratios[name]), sorted(ratios[beside])
+        if ours[1] > LYING * max(1.0, reference[-2]):
+            raise Rejected(
+                Verdict.TAMPER,
+                f"its calls take {ours[1]:.2f} to {ours[-1]:.2f} times as long by our clock as it claims",
+            )
+        return max(1.0, statistics.median(ours) / max(1.0, statistics.median(reference)))
+
+    def _wall_ratio(self, name: str, index: int) -> float:
+        """Time of a call by our clock to the mean of those claimed: stalls count in both."""
+        block = self._timed_calls(name, index, self._calls[name][index], warm=1)
+        return self._bulk_us(name, index) / statistics.fmean(block.calls_us)
+
+    def _gpu_excess(self, name: str, index: int) -> float:
+        """As `_cpu_excess`; in a graph calls follow one another faster than events can tell. Raises: Rejected."""
+        claimed_us = self._median_us(name, index)
+        for _ in range(WALL_ATTEMPTS):
+            ours = self._bulk_us(name, index)
+            if ours <= GPU_EXCESS * claimed_us + GPU_SLACK_US:
+                return 1.0
+            if self._bulk[name, index].graph_us is None:
+                return ours / claimed_us
+        raise Rejected(Verdict.TAMPER, f"claims {claimed_us:.1f} us for a call that takes {ours:.1f} us by our clock")
 
     # -- parts
 

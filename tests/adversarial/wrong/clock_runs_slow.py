@@ -2,6 +2,7 @@
 
 BASE = "rmsnorm"
 CAUGHT_BY, VERDICT = "timing", "TAMPER"
+OR_NO_GAIN = True
 
 import time
 

@@ -2,6 +2,7 @@
 
 BASE = "layernorm"
 CAUGHT_BY, VERDICT = "timing", "TAMPER"
+OR_NO_GAIN = True
 
 import dataclasses
 
