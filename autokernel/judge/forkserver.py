@@ -144,7 +144,7 @@ class ForkServer:
 
 def serve(fd: int, device: str) -> None:
     """Body of the server process: fork on request until the judge hangs up."""
-    import torch._dynamo  # one to two seconds, which each child would spend in its first recorded call
+    import torch._dynamo  # noqa: F401  # one to two seconds, which a child would spend in its first recorded call
 
     import autokernel.judge.child as child
     import autokernel.native
@@ -161,8 +161,8 @@ def serve(fd: int, device: str) -> None:
     gc.collect()
     gc.freeze()  # children share these pages as long as no collection touches them
     nursery = Nursery(control, child.main)
-    wire.send(control, {"ready": True})
     try:
+        wire.send(control, {"ready": True})
         while True:
             nursery.wait_for_message()
             message, fds = wire.receive(control, max_fds=1)

@@ -35,7 +35,7 @@ def workdir(tmp_path):
     candidates = {
         "1_zeros.py": HONEST + "\n\ndef kernel_fn(x, weight, eps=1e-6):\n    return torch.zeros_like(x)\n",
         "2_broken.py": "def kernel_fn(",
-        "3_slower.py": SLOW.replace("i < 3000", "i < 12000"),
+        "3_slower.py": SLOW.replace("i < 3000", "i < 24000"),
         "4_fast.py": fast,
     }
     for name, text in candidates.items():

@@ -72,7 +72,14 @@ def orchestrate():
     return load_file(toplevel("orchestrate.py"), "autokernel_orchestrate")
 
 
-def test_run_keeps_the_faster_kernel_and_leaves_the_user_alone(workdir, orchestrate):
+def measure_the_model_for(monkeypatch, seconds):
+    """In runs of this process, at most so long: for a verdict that is plain, or that nobody looks at."""
+    measure = wholemodel.measure
+    monkeypatch.setattr(wholemodel, "measure", lambda *run: measure(*run[:-1], budget_s=min(run[-1], seconds)))
+
+
+def test_run_keeps_the_faster_kernel_and_leaves_the_user_alone(workdir, orchestrate, monkeypatch):
+    measure_the_model_for(monkeypatch, 20.0)
     status = git(workdir, "status", "--porcelain")
     head = git(workdir, "rev-parse", "HEAD")
     summary = orchestrate.run(settings(workdir), PlainView())
@@ -92,14 +99,8 @@ def test_run_keeps_the_faster_kernel_and_leaves_the_user_alone(workdir, orchestr
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
 
 
-@pytest.fixture
-def short_measurement(monkeypatch):
-    """The whole model is measured for a few seconds only, in runs of this process."""
-    measure = wholemodel.measure
-    monkeypatch.setattr(wholemodel, "measure", lambda *run: measure(*run[:-1], budget_s=min(run[-1], 4.0)))
-
-
-def test_experiments_limit_stops_the_run_and_resume_goes_on(workdir, orchestrate, short_measurement):
+def test_experiments_limit_stops_the_run_and_resume_goes_on(workdir, orchestrate, monkeypatch):
+    measure_the_model_for(monkeypatch, 4.0)
     second = SecondRun(workdir)
     summary = orchestrate.run(settings(workdir, max_experiments=2), second)
     second.assert_was_refused()
@@ -127,7 +128,7 @@ class SecondRun(PlainView):
         assert "hint:" in self.stderr
 
 
-def test_killed_or_interrupted_run_resumes_with_nothing_lost_or_doubled(workdir, orchestrate, short_measurement):
+def test_killed_or_interrupted_run_resumes_with_nothing_lost_or_doubled(workdir, orchestrate, monkeypatch):
     end_at(command(workdir, "norms.py", *FLAGS), workdir, ("proposed", 1), signal.SIGKILL)
 
     code, stdout, stderr = end_at(command(workdir, "--resume", *LIMIT), workdir, ("proposed", 4), signal.SIGINT)
@@ -139,6 +140,8 @@ def test_killed_or_interrupted_run_resumes_with_nothing_lost_or_doubled(workdir,
     assert (run.optimized_dir("rmsnorm") / "kernel.py").is_file()
 
     end_at(command(workdir, "--resume", *LIMIT), workdir, ("judged", 4), signal.SIGKILL)
+    measure_the_model_for(monkeypatch, 4.0)
+    monkeypatch.chdir(workdir)
     orchestrate.run(settings(workdir), PlainView(), resume="latest")
     assert assert_complete(workdir).name == run.name
 
