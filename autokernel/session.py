@@ -18,8 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from autokernel import __version__, recording, results, rundir, wholemodel
-from autokernel.agentchoice import choose_agent
-from autokernel.agents import AGENTS, Agent, AgentOptions, build_agent
+from autokernel.agents import Agent, agent_of
 from autokernel.amdahl import potential
 from autokernel.backends import choose_backend
 from autokernel.bench import Bench
@@ -330,12 +329,10 @@ class Session:
         return Bench(self.run_dir.builds, self.settings.backend, self.settings.sandbox)
 
     def _choose_agent(self) -> Agent:
-        choice, _, argument = self.settings.agent.partition(":")
-        name, why = choose_agent(choice, AGENTS, os.environ)
+        agent, why = agent_of(self.settings, os.environ)
         if why:
             self.view.note(why)
-        options = AgentOptions(seed=self.settings.seed, argument=argument, workdir=self.settings.workdir)
-        return build_agent(name, options)
+        return agent
 
     def _show(self, history: KernelHistory) -> KernelHistory:
         if history.op not in self._shown:  # a second pass goes on where the first stopped

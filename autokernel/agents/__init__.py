@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from autokernel.agentchoice import choose_agent
 from autokernel.errors import ConfigError
 from autokernel.history import KernelHistory
 from autokernel.records import Proposal
+from autokernel.settings import Settings
 
 
 class Agent(Protocol):
@@ -44,3 +46,10 @@ def build_agent(choice: str, options: AgentOptions) -> Agent:
         raise ConfigError(f"unknown agent {choice!r}", hint=f"known agents: auto, {', '.join(AGENTS)}")
     agent: Agent = importlib.import_module(AGENTS[choice]).build(options)
     return agent
+
+
+def agent_of(settings: Settings, environ: Mapping[str, str]) -> tuple[Agent, str]:
+    """The agent of a run, and a line for the user where it had to be guessed (else ""). Raises: ConfigError."""
+    choice, _, argument = settings.agent.partition(":")
+    name, why = choose_agent(choice, AGENTS, environ)
+    return build_agent(name, AgentOptions(seed=settings.seed, argument=argument, workdir=settings.workdir)), why

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -117,11 +118,14 @@ def _ops(text: str | None) -> tuple[str, ...] | None:
 
 
 def _fresh(changes: dict[str, Any]) -> Settings:
+    from autokernel.agents import agent_of
     from autokernel.settings import Settings
 
     if "model" not in changes:
         raise ConfigError("no model is given", hint="autokernel run model.py (or --resume to go on with a run)")
-    return Settings(workdir=Path.cwd(), **changes)
+    settings = Settings(workdir=Path.cwd(), **changes)
+    agent_of(settings, os.environ)  # a wrong name ends here, not after the model was profiled
+    return settings
 
 
 def _resumed(name: str, changes: dict[str, Any]) -> tuple[Settings, str]:

@@ -161,8 +161,8 @@ def serve(fd: int, device: str) -> None:
     gc.collect()
     gc.freeze()  # children share these pages as long as no collection touches them
     nursery = Nursery(control, child.main)
-    wire.send(control, {"ready": True})
     try:
+        wire.send(control, {"ready": True})
         while True:
             nursery.wait_for_message()
             message, fds = wire.receive(control, max_fds=1)

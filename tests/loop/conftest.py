@@ -10,7 +10,7 @@ from autokernel.loading import starter_path
 
 HERE = Path(__file__).parent
 HONEST = (HERE / "honest.py").read_text()
-SLOW = HONEST.replace("double scale = 1 /", "for (volatile int i = 0; i < 40000; ++i) {}\n        double scale = 1 /")
+SLOW = HONEST.replace("double scale = 1 /", "for (volatile int i = 0; i < 3000; ++i) {}\n        double scale = 1 /")
 """Right, and slow by the same amount on any machine: it waits in every row."""
 
 
@@ -35,7 +35,7 @@ def workdir(tmp_path):
     candidates = {
         "1_zeros.py": HONEST + "\n\ndef kernel_fn(x, weight, eps=1e-6):\n    return torch.zeros_like(x)\n",
         "2_broken.py": "def kernel_fn(",
-        "3_slower.py": SLOW.replace("40000", "120000"),
+        "3_slower.py": SLOW.replace("i < 3000", "i < 24000"),
         "4_fast.py": fast,
     }
     for name, text in candidates.items():

@@ -5,7 +5,10 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import textwrap
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -68,8 +71,42 @@ def test_knobs_are_literals_with_values_from_their_lists(op):
         assert parsed.tunables, "structure must be open to the tuner"
 
 
+@pytest.fixture(scope="module")
+def checked(request):
+    """Waits for the check of the test that is given. Two processes run all checks ahead: they are as slow as compilers.
+
+    A failure's own lines are in the traceback of the other process, which pytest shows.
+    """
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        checks = {}
+        for item in request.session.items:
+            if item.module is request.module and item.originalname in CHECKS:
+                checks[item.nodeid] = pool.submit(CHECKS[item.originalname], **item.callspec.params)
+        yield lambda test: checks[test.node.nodeid].result()
+        pool.shutdown(cancel_futures=True)
+
+
 @pytest.mark.slow
-def test_triton_starter_is_right_in_the_interpreter(op):
+def test_triton_starter_is_right_in_the_interpreter(op, checked, request):
+    checked(request)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", list(KNOWN_TARGETS))
+def test_triton_starter_compiles_off_gpu(op, target, checked, request):
+    checked(request)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
+@pytest.mark.parametrize("arch", list(CUDA_TARGETS))
+def test_cuda_starter_compiles(op, arch, checked, request):
+    if arch == "89" and op in MATRIX_OPS:
+        pytest.skip("the path of sm_80, and half a minute")
+    checked(request)
+
+
+def check_in_the_interpreter(op):
     """In a process of its own: whether Triton interprets is decided when a kernel is defined."""
     command = [
         sys.executable,
@@ -81,11 +118,43 @@ def test_triton_starter_is_right_in_the_interpreter(op):
         str(starter_path(op, "triton")),
         "sm_80",
     ]
-    done = subprocess.run(
-        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=600
-    )
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert int(re.search(r"checked (\d+)", done.stdout)[1]) >= len(get_spec(op).cases)
+    assert int(re.search(r"checked (\d+)", done.stdout)[1]) >= len(get_spec(op).cases), done.stdout
+
+
+def check_compiles_off_gpu(op, target):
+    module = load_file(starter_path(op, "triton"), f"compiled_{op}")
+    for dtype in ("bf16", "fp32") if target == "sm_90" else ("bf16",):
+        launches = compile_launches(module.kernel_fn, unfilled(op, large_case(op).with_dtype(dtype)), target)
+        assert launches, "nothing was launched"
+        limit = KNOWN_TARGETS[target].shared_bytes
+        assert all(launch.shared_bytes <= limit for launch in launches), [launch.shared_bytes for launch in launches]
+        if dtype == "bf16" and op in MATRIX_OPS:
+            asm = " ".join(str(launch.asm.get("ptx", launch.asm.get("amdgcn", ""))) for launch in launches)
+            assert MATRIX_INSTRUCTION[target] in asm, f"no {MATRIX_INSTRUCTION[target]}"
+        if dtype == "bf16" and target == "sm_90":  # where they are tuned
+            assert all(launch.stack_bytes == 0 for launch in launches), "registers spill"
+
+
+def check_cuda_compiles(op, arch):
+    """Loading or calling the starter builds its library for the named target; without a GPU the call itself fails."""
+    if find_nvcc() is None or (arch == "89" and op in MATRIX_OPS):
+        return
+    with tempfile.TemporaryDirectory() as builds:
+        os.environ.update({ARCH_VARIABLE: arch, "AUTOKERNEL_BUILD_DIR": builds})
+        module = load_file(starter_path(op, "cuda"), f"cuda_{op}_{arch}")
+        with assume(KNOWN_TARGETS[CUDA_TARGETS[arch]]), pytest.raises((TypeError, RuntimeError), match="GPU"):
+            module.kernel_fn(**unfilled(op, large_case(op).with_dtype("bf16")))
+        assert list(Path(builds).glob("*.so")), "no library was built"
+
+
+CHECKS = {
+    "test_triton_starter_is_right_in_the_interpreter": check_in_the_interpreter,
+    "test_triton_starter_compiles_off_gpu": check_compiles_off_gpu,
+    "test_cuda_starter_compiles": check_cuda_compiles,
+}
 
 
 def large_case(op):
@@ -116,37 +185,6 @@ def unfilled(op, case):
         else:
             inputs[name] = case.scalars.get(name, parameter.default)
     return inputs
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("target", list(KNOWN_TARGETS))
-def test_triton_starter_compiles_off_gpu(op, target):
-    module = load_file(starter_path(op, "triton"), f"compiled_{op}")
-    for dtype in ("bf16", "fp32") if target == "sm_90" else ("bf16",):
-        launches = compile_launches(module.kernel_fn, unfilled(op, large_case(op).with_dtype(dtype)), target)
-        assert launches
-        limit = KNOWN_TARGETS[target].shared_bytes
-        assert all(launch.shared_bytes <= limit for launch in launches)
-        if dtype == "bf16" and op in MATRIX_OPS:
-            asm = " ".join(str(launch.asm.get("ptx", launch.asm.get("amdgcn", ""))) for launch in launches)
-            assert MATRIX_INSTRUCTION[target] in asm
-        if dtype == "bf16" and target == "sm_90":  # where they are tuned
-            assert all(launch.stack_bytes == 0 for launch in launches), "registers spill"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
-@pytest.mark.parametrize("arch", list(CUDA_TARGETS))
-def test_cuda_starter_compiles(op, arch, monkeypatch, tmp_path):
-    """Loading or calling the starter builds its library for the named target; without a GPU the call itself fails."""
-    if arch == "89" and op in MATRIX_OPS:
-        pytest.skip("the path of sm_80, and half a minute")
-    monkeypatch.setenv(ARCH_VARIABLE, arch)
-    monkeypatch.setenv("AUTOKERNEL_BUILD_DIR", str(tmp_path))
-    module = load_file(starter_path(op, "cuda"), f"cuda_{op}_{arch}")
-    with assume(KNOWN_TARGETS[CUDA_TARGETS[arch]]), pytest.raises((TypeError, RuntimeError), match="GPU"):
-        module.kernel_fn(**unfilled(op, large_case(op).with_dtype("bf16")))
-    assert list(tmp_path.glob("*.so"))
 
 
 def test_unknown_target_is_named():

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(
     reason="this kernel lets no process confine itself: Landlock 2 and seccomp are needed",
 )
 
-HONEST = (Path(__file__).parents[1] / "adversarial" / "honest.py").read_text()
+HONEST = (Path(__file__).parents[1] / "loop" / "honest.py").read_text()
 
 HARNESS = """
 import ctypes, json, os, resource, signal, socket, subprocess, sys, time
@@ -339,13 +339,11 @@ def test_what_kernels_need_works(attempt, name):
 
 
 @pytest.mark.parametrize("abi", range(2, 8))
-def test_older_landlock_still_builds(tmp_path, abi):
+def test_older_landlock_still_builds(server, victims, monkeypatch, abi):
     if abi > usable_abi():
         pytest.skip(f"this kernel has Landlock {usable_abi()}")
-    with ForkServer() as server:
-        server._policy["landlock"] = abi
-        judge = Judge(server=server, spec=get_spec("rmsnorm"), dtypes=("fp32",), cases=(), builds=tmp_path / "rmsnorm")
-        outcome = judge.evaluate(HONEST, timing=False)
+    monkeypatch.setitem(server._policy, "landlock", abi)
+    outcome, _ = evaluate(server, victims, "")
     assert outcome.verdict == "PASS", outcome.reason
 
 
