@@ -64,7 +64,9 @@ class Contest:
         self._sets: list[list[Inputs]] = [
             [spec.make_inputs(item.case, secrets.randbits(62), device) for _ in range(INPUT_SETS)] for item in timed
         ]
-        self._output_elements = [output_elements(spec, sets[0]) for sets in self._sets]
+        self._output_elements = [
+            output_elements(spec, item.case, sets[0]) for item, sets in zip(timed, self._sets, strict=True)
+        ]
         self._histories = {
             name: [
                 [History(inputs, elements, self._rng) for inputs in sets] for sets, elements in self._with_elements()
