@@ -63,7 +63,7 @@ def refuted(experiments: Sequence[Experiment], limit: int) -> list[str]:
 
 
 def judged_configs(history: KernelHistory, limit: int) -> list[str]:
-    """The newest `limit` settings of the incumbent's own knobs that were judged and not kept, as differences from it."""
+    """The newest `limit` judged settings of the incumbent's own knobs, as differences from its CONFIG."""
     return list(_configs(history))[:limit]
 
 

@@ -26,7 +26,7 @@ _FENCE = re.compile(r"(`{3,})(\w*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """One heading with its own text. `tags` maps a key to the patterns of which one must match; `line` counts from 1."""
+    """One heading with its own text. `tags` maps a key to patterns of which one must match; `line` counts from 1."""
 
     heading: str
     level: int

@@ -20,8 +20,8 @@ from autokernel.roofline import Bound
 CHARS_PER_TOKEN = 3.5
 """An estimate, on the safe side for English and code in today's tokenizers; no tokenizer is loaded for it."""
 
-PLAYBOOK_SHARE = 0.6
-"""Of the budget: a playbook that takes more than this goes without its snippets."""
+HISTORY_TOKENS = 4000
+"""Kept free for what experiments have taught: a playbook that would leave less goes without its snippets."""
 
 STANDING = {
     Bound.MEMORY: "moving the bytes binds (memory)",
@@ -45,7 +45,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflinePosition:
-    """Where the incumbent stands, for one forward's worth of calls. `headroom` is the share of its time left, [0, 1]."""
+    """Where the incumbent stands, per forward. `headroom` is the share of its time that is left, in [0, 1]."""
 
     latency_us: float
     floor_us: float | None = None
@@ -114,7 +114,7 @@ def build_prompt(history: KernelHistory, context: PromptContext, *, budget_token
 
     Raises: ConfigError when the budget does not hold the playbook without snippets, kernel.py and the bare task.
     """
-    system = system_part(context, budget_tokens)
+    system = system_part(context, budget_tokens - estimate_tokens(history.incumbent) - HISTORY_TOKENS)
     left = budget_tokens - estimate_tokens(system)
     user = ""
     for detail in LADDER:
@@ -135,12 +135,14 @@ def estimate_tokens(text: str) -> int:
     return math.ceil((len(text) - wide) / CHARS_PER_TOKEN) + wide
 
 
-def system_part(context: PromptContext, budget_tokens: int) -> str:
-    """Playbook and oracle; depends on nothing that an experiment changes."""
+def system_part(context: PromptContext, room_tokens: int) -> str:
+    """Playbook and oracle, without the playbook's snippets where those would not fit into `room_tokens`.
+
+    Nothing else that an experiment changes has a part in it, so that it stays the same but for a kernel that outgrows
+    a small budget.
+    """
     text = _system(context, with_snippets=True)
-    if estimate_tokens(text) > PLAYBOOK_SHARE * budget_tokens:
-        text = _system(context, with_snippets=False)
-    return text
+    return text if estimate_tokens(text) <= room_tokens else _system(context, with_snippets=False)
 
 
 def user_part(history: KernelHistory, context: PromptContext, detail: _Detail) -> str:
@@ -178,11 +180,15 @@ def _calls(history: KernelHistory, context: PromptContext) -> str:
     cases = history.planned.cases if context.cases is None else context.cases
     lines = ["## The user's calls in one forward", ""]
     lines += [f"- {case if isinstance(case, str) else _call(case)}" for case in cases]
-    latencies = history.baseline.latencies_us if context.baselines_us is None else context.baselines_us
+    latencies = _latencies(history, context)
     if latencies:
         ranked = sorted(latencies.items(), key=lambda item: item[1])
         lines += ["", "PyTorch takes for all of them: " + ", ".join(f"{n} {us:.1f} us" for n, us in ranked) + "."]
     return "\n".join(lines)
+
+
+def _latencies(history: KernelHistory, context: PromptContext) -> Mapping[str, float]:
+    return history.baseline.latencies_us if context.baselines_us is None else context.baselines_us
 
 
 def _call(timed: TimedCase) -> str:
@@ -197,10 +203,15 @@ def _call(timed: TimedCase) -> str:
 def _standing(history: KernelHistory, context: PromptContext) -> str:
     position = context.roofline or RooflinePosition(latency_us=history.incumbent_us, floor_us=history.floor_us)
     lines = ["## Where the incumbent stands", ""]
-    lines.append(
-        f"- {position.latency_us:.1f} us for one forward's calls: {history.baseline.latency_us / position.latency_us:.2f}x "
-        f"PyTorch's fastest way ({history.baseline.fastest})."
-    )
+    latencies = _latencies(history, context)
+    if latencies:
+        fastest = min(latencies, key=lambda name: latencies[name])
+        ratio = latencies[fastest] / position.latency_us
+        lines.append(
+            f"- {position.latency_us:.1f} us for one forward's calls: {ratio:.2f}x PyTorch's fastest way ({fastest})."
+        )
+    else:
+        lines.append(f"- {position.latency_us:.1f} us for one forward's calls.")
     if position.floor_us is None:
         lines.append("- The floor is unknown: nobody has measured this device's ceilings for this dtype.")
     else:
@@ -221,6 +232,7 @@ def _resources(kernel: KernelResources) -> str:
         (kernel.stack_bytes, "bytes of stack per thread (spills, if any, go there)"),
         (kernel.shared_bytes, "bytes of shared memory per block"),
         (kernel.threads, "threads per block"),
+        (kernel.blocks_per_sm, "blocks fit on a multiprocessor"),
     ]
     said = ", ".join(f"{value} {what}" for value, what in known if value is not None)
     return f"Compiled `{experience.one_line(kernel.kernel, 80)}`: {said or 'resources unknown'}."
@@ -239,7 +251,7 @@ def _experiments(history: KernelHistory, detail: _Detail) -> Iterator[str]:
         yield "## Experiments\n\nNone yet: the incumbent is the starter."
         return
     kept = sum(e.decision is Decision.KEEP for e in done)
-    text = f"## Experiments\n\n{len(done)} so far, {kept} kept; {history.reverts_in_a_row} reverted since the last kept one."
+    text = f"## Experiments\n\n{len(done)} so far, {kept} kept; {history.reverts_in_a_row} reverted in a row."
     shown = done[-detail.rows :] if detail.rows else ()
     if shown:
         told = "" if len(shown) == len(done) else f" The newest {len(shown)}:"

@@ -1,4 +1,4 @@
-"""Every snippet of program.md is compiled: Python is executed, Triton also run in its interpreter and compiled for GPUs."""
+"""Every snippet of program.md is compiled; Triton ones run in the interpreter too, C++ ones run."""
 
 import os
 import re
