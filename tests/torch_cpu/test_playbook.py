@@ -210,9 +210,27 @@ def tiles(function):
     torch.testing.assert_close(c, a @ b, rtol=1e-4, atol=1e-4)
 
 
+def lse(function):
+    x, y = torch.randn(3, 5003) * 20, torch.empty(3)
+    x[1, :2500] = float("-inf")
+    function(x, y, 3, 5003)
+    torch.testing.assert_close(y, torch.logsumexp(x, 1))
+
+
+def rotary_halves(function):
+    x, angles = torch.randn(2, 21, 3, 48).transpose(1, 2), torch.randn(21, 24)
+    y = torch.empty(2, 3, 21, 48)
+    function(x, angles.cos(), angles.sin(), y, 2, 3, 21, 24, *x.stride()[:3])
+    a, b = x.chunk(2, -1)
+    cos, sin = angles.cos(), angles.sin()
+    torch.testing.assert_close(y, torch.cat([a * cos - b * sin, b * cos + a * sin], -1))
+
+
 def has_avx512():
     path = Path("/proc/cpuinfo")
     return path.exists() and " avx512f " in path.read_text()
 
 
-CPP_CHECKS = {function.__name__: function for function in (squares, scale_bf16, silu, total, layernorm, tiles)}
+CPP_CHECKS = {
+    function.__name__: function for function in (squares, scale_bf16, silu, total, layernorm, tiles, lse, rotary_halves)
+}
