@@ -2,7 +2,8 @@
 
 A section is a heading with the text below it, up to the next heading. The line after the heading may restrict it:
 `<!-- tags: op=rmsnorm,softmax backend=triton arch=sm_9*,sm_10* -->`. Values are shell patterns; a section without a key
-applies whatever that key's value is, and what does not apply takes the sections under its heading with it.
+applies whatever that key's value is, and what does not apply takes the sections under its heading with it. `part=core`
+marks the chapters that no prompt can do without.
 """
 
 from __future__ import annotations
@@ -11,17 +12,28 @@ import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from fnmatch import fnmatchcase
 
 from autokernel.errors import ConfigError
 from autokernel.loading import toplevel
 
 PLAYBOOK = "program.md"
-TAG_KEYS = ("op", "backend", "arch")
+TAG_KEYS = ("op", "backend", "arch", "part")
+CORE = "core"
+CHAPTER_LEVEL = 2
 
 _HEADING = re.compile(r"(#+) (.+)")
 _TAGS = re.compile(r"<!-- tags: (.*) -->")
 _FENCE = re.compile(r"(`{3,})(\w*)")
+
+
+class Extent(Enum):
+    """How much of the playbook is taken, from all to least."""
+
+    WHOLE = "whole"
+    PROSE = "prose"  # without the fenced blocks
+    CORE = "core"  # prose of the chapters with the tag part=core: for models with a small context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +47,8 @@ class Section:
     line: int
 
     def applies(self, **values: str | None) -> bool:
-        """Whether every tag matches; an unknown value (None) matches no tag."""
-        return all(_matches(patterns, values[key]) for key, patterns in self.tags.items())
+        """Whether the tag of each of these keys matches, if there is one; an unknown value (None) matches no tag."""
+        return all(_matches(self.tags[key], value) for key, value in values.items() if key in self.tags)
 
     @property
     def text(self) -> str:
@@ -60,21 +72,20 @@ def sections() -> tuple[Section, ...]:
 
 
 def select(
-    found: Iterable[Section], *, op: str, backend: str, arch: str | None, with_snippets: bool = True
+    found: Iterable[Section], *, op: str, backend: str, arch: str | None, extent: Extent = Extent.WHOLE
 ) -> tuple[Section, ...]:
-    """The sections that apply, in order; headings under which nothing is left are dropped.
-
-    `with_snippets=False` leaves out the fenced blocks, for models with a small context.
-    """
+    """The sections that apply, in order; headings under which nothing is left are dropped."""
     kept: list[Section] = []
     dropped_below: int | None = None  # level of a heading that does not apply: all deeper ones go with it
     for section in found:
         if dropped_below is not None and section.level > dropped_below:
             continue
         applies = section.applies(op=op, backend=backend, arch=arch)
+        if extent is Extent.CORE and section.level == CHAPTER_LEVEL:
+            applies = applies and CORE in section.tags.get("part", ())
         dropped_below = None if applies else section.level
         if applies:
-            kept.append(section if with_snippets else _without_snippets(section))
+            kept.append(section if extent is Extent.WHOLE else _without_snippets(section))
     return tuple(s for at, s in enumerate(kept) if s.body or _has_children(kept, at))
 
 

@@ -21,7 +21,7 @@ CHARS_PER_TOKEN = 3.5
 """An estimate, on the safe side for English and code in today's tokenizers; no tokenizer is loaded for it."""
 
 HISTORY_TOKENS = 4000
-"""Kept free for what experiments have taught: a playbook that would leave less goes without its snippets."""
+"""Kept free for what experiments have taught: of a playbook that would leave less, less is taken."""
 
 STANDING = {
     Bound.MEMORY: "moving the bytes binds (memory)",
@@ -112,7 +112,7 @@ LADDER = (
 def build_prompt(history: KernelHistory, context: PromptContext, *, budget_tokens: int) -> Prompt:
     """The prompt for the next experiment, at most `budget_tokens` long (estimated).
 
-    Raises: ConfigError when the budget does not hold the playbook without snippets, kernel.py and the bare task.
+    Raises: ConfigError when the budget does not hold the playbook's core, kernel.py and the bare task.
     """
     system = system_part(context, budget_tokens - estimate_tokens(history.incumbent) - HISTORY_TOKENS)
     left = budget_tokens - estimate_tokens(system)
@@ -136,13 +136,17 @@ def estimate_tokens(text: str) -> int:
 
 
 def system_part(context: PromptContext, room_tokens: int) -> str:
-    """Playbook and oracle, without the playbook's snippets where those would not fit into `room_tokens`.
+    """Playbook and oracle; the playbook without snippets, or its core alone, where more does not fit in `room_tokens`.
 
     Nothing else that an experiment changes has a part in it, so that it stays the same but for a kernel that outgrows
     a small budget.
     """
-    text = _system(context, with_snippets=True)
-    return text if estimate_tokens(text) <= room_tokens else _system(context, with_snippets=False)
+    text = ""
+    for extent in playbook.Extent:
+        text = _system(context, extent)
+        if estimate_tokens(text) <= room_tokens:
+            break
+    return text
 
 
 def user_part(history: KernelHistory, context: PromptContext, detail: _Detail) -> str:
@@ -159,13 +163,13 @@ def user_part(history: KernelHistory, context: PromptContext, detail: _Detail) -
     ]
     if failure := experience.last_failure(history, detail.failure_chars):
         parts.append(f"## The last failure, in full\n\n{failure}")
-    parts.append("Propose the next experiment: one line with the hypothesis, then the whole new kernel.py.")
+    parts.append("Propose the next experiment, in the form that the playbook asks for.")
     return "\n\n".join(parts) + "\n"
 
 
-def _system(context: PromptContext, *, with_snippets: bool) -> str:
+def _system(context: PromptContext, extent: playbook.Extent) -> str:
     chosen = playbook.select(
-        playbook.sections(), op=context.op, backend=context.backend, arch=context.arch, with_snippets=with_snippets
+        playbook.sections(), op=context.op, backend=context.backend, arch=context.arch, extent=extent
     )
     parts = [playbook.render(chosen)]
     if context.oracle:

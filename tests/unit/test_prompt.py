@@ -123,7 +123,7 @@ def test_system_part_does_not_change_with_the_history():
     assert len({prompt.user for prompt in prompts}) == 3
 
 
-@pytest.mark.parametrize("budget", [9_000, 12_000, 20_000, 100_000])
+@pytest.mark.parametrize("budget", [4_000, 9_000, 12_000, 20_000, 100_000])
 def test_five_hundred_experiments_stay_within_the_budget(budget):
     prompt = build_prompt(long_night(), CONTEXT, budget_tokens=budget)
     assert prompt.tokens <= budget
@@ -150,11 +150,15 @@ def test_kernel_is_never_cut_and_what_does_not_fit_is_an_error():
     assert history.incumbent.rstrip() in build_prompt(history, CONTEXT, budget_tokens=60_000).user
 
 
-def test_small_contexts_get_the_playbook_without_snippets():
-    whole, small = system_part(CONTEXT, 100_000), system_part(CONTEXT, 5000)
+def test_small_contexts_get_less_of_the_playbook():
+    whole, prose, core = (system_part(CONTEXT, room) for room in (100_000, 7500, 3000))
     assert "```cpp" in whole
-    assert "```cpp" not in small
-    assert "Tier 6" in small
+    assert "```cpp" not in prose
+    assert "Tier 6" in prose
+    assert "Tier 6" not in core
+    for needed in ("3. Form of your answer", "You may not"):
+        assert needed in core
+    assert estimate_tokens(core) < 2700
 
 
 def test_only_what_applies_is_selected():
