@@ -7,6 +7,7 @@ keys; nothing here can make a prompt grow with the night.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 
@@ -17,6 +18,9 @@ from autokernel.records import Decision, Experiment, Verdict
 
 IDEA_CHARS = 200
 AVOIDED_CHARS = 110
+SCANNED = 200
+"""Newest experiments whose files are read for their settings: reading one takes up to 15 ms."""
+
 FAILURES = (Verdict.CRASH, Verdict.FAIL)
 """Verdicts whose whole message is shown while they are the last ones: they are there to be mended."""
 
@@ -64,7 +68,7 @@ def refuted(experiments: Sequence[Experiment], limit: int) -> list[str]:
 
 def judged_configs(history: KernelHistory, limit: int) -> list[str]:
     """The newest `limit` judged settings of the incumbent's own knobs, as differences from its CONFIG."""
-    return list(_configs(history))[:limit]
+    return list(itertools.islice(_configs(history), limit))
 
 
 def _configs(history: KernelHistory) -> Iterator[str]:
@@ -73,7 +77,7 @@ def _configs(history: KernelHistory) -> Iterator[str]:
         return
     kernel, skeleton = incumbent
     seen = set()
-    for experiment in reversed(history.experiments):
+    for experiment in reversed(history.experiments[-SCANNED:]):
         other = _read(experiment.proposal.kernel_py)
         if other is None or other[1] != skeleton:
             continue

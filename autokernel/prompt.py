@@ -8,7 +8,7 @@ experiments go first, then reasons are shortened; kernel.py is never cut.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from autokernel import experience, playbook
@@ -129,9 +129,20 @@ def build_prompt(history: KernelHistory, context: PromptContext, *, budget_token
     )
 
 
+def ideas_of(histories: Iterable[KernelHistory], *, but: str) -> tuple[OtherIdea, ...]:
+    """The best kept idea of each op of a run, except the op `but`."""
+    ideas = []
+    for history in histories:
+        kept = [e for e in history.experiments if e.decision is Decision.KEEP and e.outcome.timing is not None]
+        if kept and history.op != but:
+            gain, _, best = max((e.outcome.timing.speedup.estimate, -e.number, e) for e in kept if e.outcome.timing)
+            ideas.append(OtherIdea(op=history.op, idea=best.proposal.hypothesis, speedup=gain))
+    return tuple(ideas)
+
+
 def estimate_tokens(text: str) -> int:
     """About how many tokens `text` is, at 3.5 characters each (other scripts than Latin take more: 1 per character)."""
-    wide = sum(character > "\u2fff" for character in text)
+    wide = 0 if text.isascii() else sum(character > "\u2fff" for character in text)
     return math.ceil((len(text) - wide) / CHARS_PER_TOKEN) + wide
 
 

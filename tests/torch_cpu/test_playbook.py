@@ -136,6 +136,7 @@ def test_python_snippet_is_a_kernel_file(snippet, tmp_path):
                 assert launch.stack_bytes == 0, "registers spill"
 
 
+@pytest.mark.slow
 def test_triton_snippets_are_right_in_the_interpreter(tmp_path):
     """In one process of its own: whether Triton interprets is decided when a kernel is defined."""
     paths = []

@@ -12,7 +12,15 @@ import pytest
 from autokernel import playbook
 from autokernel.errors import ConfigError
 from autokernel.experience import fenced, one_line
-from autokernel.prompt import OtherIdea, PromptContext, RooflinePosition, build_prompt, estimate_tokens, system_part
+from autokernel.prompt import (
+    OtherIdea,
+    PromptContext,
+    RooflinePosition,
+    build_prompt,
+    estimate_tokens,
+    ideas_of,
+    system_part,
+)
 from autokernel.records import Decision, KernelResources, Proposal, Verdict
 from autokernel.roofline import Bound
 from tests.unit.sample_run import experiment, started
@@ -177,6 +185,14 @@ def test_oracle_and_allowed_calls_are_in_the_stable_part():
     text = build_prompt(fresh(), context, budget_tokens=BUDGET).system
     assert "def rmsnorm(x): ..." in text
     assert "`aten.cat`, `aten.copy_`" in text
+
+
+def test_best_idea_of_each_other_op_is_taken():
+    other = replace(worked_on(), planned=replace(worked_on().planned, op="softmax"))
+    better = tried(7, idea="Wider loads", decision=Decision.KEEP, us=400.0, incumbent_us=800.0)
+    assert ideas_of([worked_on(), other.add(better), fresh()], but="rmsnorm") == (
+        OtherIdea(op="softmax", idea="Wider loads", speedup=2.0),
+    )
 
 
 def test_keys_do_not_reach_the_prompt(monkeypatch):
