@@ -213,6 +213,22 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KernelResources:
+    """What a compiled device kernel takes: registers per thread, stack (where spilled registers go), shared memory.
+
+    None is unknown. `shared_bytes` is of one block; what a CUDA launch adds dynamically is not in it. `threads` is the
+    block's size where the compiler was told; `blocks_per_sm` how many of them fit on one multiprocessor.
+    """
+
+    kernel: str
+    registers: int | None = None
+    stack_bytes: int | None = None
+    shared_bytes: int | None = None
+    threads: int | None = None
+    blocks_per_sm: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """The judge's whole answer on one candidate."""
 

@@ -1,0 +1,135 @@
+"""What compiled kernels take of a GPU: registers, stack (spills), shared memory. None, or an empty field, is unknown.
+
+Triton kernels are asked through the off-GPU compiler, which calls `kernel_fn`: for code that is trusted, or in a child
+process. A built CUDA library is only read, by cuobjdump; nothing of it is loaded or run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autokernel.gpus import Gpu
+from autokernel.records import KernelResources
+
+if TYPE_CHECKING:
+    from autokernel.offgpu import CompiledLaunch
+
+TOOL_TIMEOUT_S = 60
+RESERVED_SHARED_BYTES = 1024
+"""Of each block, kept by the driver on compute capability 8.0 and later; cuobjdump counts it from 9.0 on."""
+
+REGISTERS_PER_SM = 65536
+REGISTER_UNIT = 256  # registers are handed out to a warp in units of this many
+BLOCKS_PER_SM = 32
+THREADS_PER_SM = {"sm_86": 1536, "sm_87": 1536, "sm_89": 1536, "sm_120": 1536, "sm_121": 1536}
+USUAL_THREADS_PER_SM = 2048
+
+_FUNCTION = re.compile(r"Function (\S+?):\s+REG:(\d+)\s+STACK:(\d+)\s+SHARED:(\d+)\s+LOCAL:(\d+)")
+
+
+def of_triton(kernel_fn: Callable[..., Any], inputs: Mapping[str, Any], target: str) -> tuple[KernelResources, ...]:
+    """The kernels that `kernel_fn(**inputs)` launches on `target` (`sm_90`, `gfx942`), each compiled once.
+
+    Raises: KeyError for an unknown target; whatever the kernel or Triton's compiler raises.
+    """
+    from autokernel.offgpu import compile_launches
+    from autokernel.target import KNOWN_TARGETS
+
+    warp_size = KNOWN_TARGETS[target].warp_size
+    return of_launches(compile_launches(kernel_fn, dict(inputs), target), warp_size)
+
+
+def of_launches(launches: Iterable[CompiledLaunch], warp_size: int = 32) -> tuple[KernelResources, ...]:
+    """The same from launches that were compiled already."""
+    return tuple(
+        KernelResources(
+            kernel=launch.kernel,
+            registers=launch.registers,
+            stack_bytes=launch.stack_bytes,
+            shared_bytes=launch.shared_bytes,
+            threads=launch.num_warps * warp_size,
+        )
+        for launch in launches
+    )
+
+
+def of_library(path: Path) -> tuple[KernelResources, ...] | None:
+    """The kernels of a CUDA library or cubin, by name; None without cuobjdump or where it cannot read the file.
+
+    Shared memory is what is declared: what a launch adds dynamically is not known before it.
+    """
+    tool = find_cuobjdump()
+    if tool is None or not path.is_file():
+        return None
+    try:
+        done = subprocess.run(
+            [tool, "--dump-resource-usage", str(path)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TOOL_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return read_usage(done.stdout) if done.returncode == 0 else None
+
+
+def read_usage(text: str) -> tuple[KernelResources, ...]:
+    """The kernels in the output of `cuobjdump --dump-resource-usage`, with readable names."""
+    found = sorted(_FUNCTION.findall(text))
+    names = _readable([row[0] for row in found])
+    return tuple(
+        KernelResources(
+            kernel=name, registers=int(registers), stack_bytes=max(int(stack), int(local)), shared_bytes=int(shared)
+        )
+        for name, (_, registers, stack, shared, local) in zip(names, found, strict=True)
+    )
+
+
+def with_occupancy(resources: KernelResources, gpu: Gpu) -> KernelResources:
+    """`resources` with the blocks that fit on one multiprocessor, where NVIDIA's rules and all numbers are known."""
+    registers, shared, threads = resources.registers, resources.shared_bytes, resources.threads
+    if not gpu.arch.startswith("sm_") or not registers or not threads or shared is None or not gpu.shared_bytes_per_sm:
+        return resources
+    warps = -(-threads // 32)
+    per_warp = -(-registers * 32 // REGISTER_UNIT) * REGISTER_UNIT
+    blocks = min(
+        REGISTERS_PER_SM // (per_warp * warps),
+        gpu.shared_bytes_per_sm // (shared + RESERVED_SHARED_BYTES),
+        THREADS_PER_SM.get(gpu.arch, USUAL_THREADS_PER_SM) // (warps * 32),
+        BLOCKS_PER_SM,
+    )
+    return replace(resources, blocks_per_sm=blocks)
+
+
+def find_cuobjdump() -> str | None:
+    """Path of cuobjdump: the triton package's, that of `$CUDA_HOME`, one on the path, or the usual one."""
+    places = []
+    triton = importlib.util.find_spec("triton")
+    if triton is not None and triton.origin:
+        places.append(str(Path(triton.origin).parent / "backends" / "nvidia" / "bin" / "cuobjdump"))
+    if home := os.environ.get("CUDA_HOME"):
+        places.append(str(Path(home) / "bin" / "cuobjdump"))
+    places += ["cuobjdump", "/usr/local/cuda/bin/cuobjdump"]
+    return next((found for place in places if (found := shutil.which(place))), None)
+
+
+def _readable(names: list[str]) -> list[str]:
+    """C++ names as people write them, without their parameters; as they are where no c++filt is."""
+    tool = shutil.which("c++filt")
+    if tool is None or not names:
+        return names
+    try:
+        done = subprocess.run([tool, "-p", *names], capture_output=True, text=True, timeout=TOOL_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return names
+    lines = done.stdout.splitlines()
+    return lines if done.returncode == 0 and len(lines) == len(names) else names
