@@ -65,7 +65,7 @@ class AnthropicClient(HttpClient):
             messages=[{"role": "user", "content": prompt.user}],
             **request,
         ) as stream:
-            for _ in self.parts(stream):
+            for _ in self.parts(stream, stream.response):
                 pass
             if not self._was_answered:
                 raise dropped(self.name, Usage())

@@ -56,11 +56,13 @@ class HttpClient(ABC):
         variable, secrets = API_KEYS[self.name], tuple(self.options.keys.values())
         try:
             return self.stream(prompt, max_tokens)
-        except Failure:
-            raise
         except Exception as error:  # the border to the SDK and the HTTP library below it
-            failure = failure_of(error, self.sdk, agent=self.name, variable=variable, secrets=secrets)
-            if failure.kind in (FailureKind.DROPPED, FailureKind.SILENT) and self._was_answered:
+            failure = (
+                error
+                if isinstance(error, Failure)
+                else failure_of(error, self.sdk, agent=self.name, variable=variable, secrets=secrets)
+            )
+            if self._was_answered and not failure.usage.total:
                 failure.usage = Usage(input_tokens=estimate_tokens(prompt.system, prompt.user))
             raise failure from None
 
@@ -82,17 +84,24 @@ class HttpClient(ABC):
         given = {"temperature": self.options.temperature, "effort": self.options.effort}
         return name not in self.left_out and given.get(name, True) is not None
 
-    def parts(self, stream: Iterable[T]) -> Iterator[T]:
-        """The parts of a stream, until the deadline for the whole reply. Raises: Failure."""
-        deadline = time.monotonic() + self.options.timeouts.total_s
-        self._was_answered = False
+    def parts(self, stream: Iterable[T], response: Any) -> Iterator[T]:
+        """The parts of a stream, until the deadline for the whole reply. Raises: Failure.
+
+        Time is looked at where bytes come in, as the SDKs swallow the pings by which a server can go on forever.
+        """
+        read = response.iter_bytes
+        response.iter_bytes = lambda *args, **kwargs: self._until_deadline(read(*args, **kwargs))
         for part in stream:
             self._was_answered = True
-            if time.monotonic() > deadline:
-                raise Failure(
-                    FailureKind.SILENT, f"{self.name}: no complete reply in {self.options.timeouts.total_s:g} s"
-                )
             yield part
+
+    def _until_deadline(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        limit_s = self.options.timeouts.total_s
+        deadline = time.monotonic() + limit_s
+        for chunk in chunks:
+            if time.monotonic() > deadline:
+                raise Failure(FailureKind.SILENT, f"{self.name}: no complete reply in {limit_s:g} s")
+            yield chunk
 
     _was_answered = False  # whether the call of now has begun to bring something: then its prompt is paid for
 

@@ -88,7 +88,7 @@ class OpenAIClient(HttpClient):
             stream=True,
             **request,
         ) as stream:
-            for chunk in self.parts(stream):
+            for chunk in self.parts(stream, stream.response):
                 gathered.add(chunk)
         return self._reply(gathered, prompt)
 
