@@ -27,6 +27,9 @@ TRIES_BROKEN = 3
 TICK_S = 60.0
 """How often the countdown is shown."""
 
+SLICE_S = 1.0
+"""Of sleep, so that Ctrl-C ends it even when another thread gets the signal."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Waiter:
@@ -75,11 +78,13 @@ class Waiter:
             raise LimitReached(f"{failure}; the next try in {clock(seconds)} would be after the run's time")
         if failure.kind is FailureKind.QUOTA or seconds > TICK_S:
             self.host.note(f"{failure}; asking again in {clock(seconds)}")
-        begin = time.monotonic()
+        begin, shown_s = time.monotonic(), -TICK_S
         try:
-            while (left := seconds - (time.monotonic() - begin)) > 0:
-                self.host.stage(f"{failure.kind}: asking again in {clock(left)}")
-                self.sleep(min(left, TICK_S))
+            while (passed_s := time.monotonic() - begin) < seconds:
+                if passed_s - shown_s >= TICK_S:
+                    shown_s = passed_s
+                    self.host.stage(f"{failure.kind}: asking again in {clock(seconds - passed_s)}")
+                self.sleep(min(seconds - passed_s, SLICE_S))
         finally:
             self.host.waited(time.monotonic() - begin)
 

@@ -196,7 +196,7 @@ def test_no_wait_beyond_the_end_of_the_run(scene):
 
 def test_ctrl_c_ends_waiting_at_once(scene):
     here = scene([failing(429, headers={"retry-after": "600"})])
-    timer = threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,))
+    timer = threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
     begin = time.monotonic()
     timer.start()
     with pytest.raises(KeyboardInterrupt):
