@@ -101,7 +101,7 @@ def load_state_with(tmp_path, tokens, cost):
     for count, usd in zip(tokens, cost, strict=True):
         fields = {"op": "rmsnorm", "agent": "openai", "model": "m", "outcome": "ok", "reason": ""}
         journal.append("called", **fields, tokens=count, cost_usd=usd)
-    return replay(journal.events(), RunDir(path=tmp_path))
+    return replay(journal.events(), RunDir(path=tmp_path, name="run"))
 
 
 @pytest.mark.parametrize(
