@@ -21,7 +21,7 @@ from tests.loop.conftest import HONEST, SLOW, workdir  # noqa: F401  a fixture
 ZEROS = HONEST.replace("return right(x, weight, eps)", "return torch.zeros_like(x)")
 FAST = starter_path("rmsnorm", "cpp").read_text()
 
-SLOW_STARTER, SLOWER = (SLOW.replace("40000", rounds) for rounds in ("4000", "16000"))
+SLOW_STARTER, SLOWER = (SLOW.replace("40000", rounds) for rounds in ("3000", "12000"))
 
 SCRIPT = [
     Say(text="Before I change anything, let me think about the memory traffic."),
@@ -38,7 +38,7 @@ def settings(workdir, port, **changes):  # noqa: F811
     return Settings(
         model=str(workdir / "norms.py"),
         workdir=workdir,
-        budget_s=150,
+        budget_s=120,
         ops=("rmsnorm",),
         agent="openai",
         base_url=f"http://127.0.0.1:{port}/v1",
@@ -54,6 +54,8 @@ def settings(workdir, port, **changes):  # noqa: F811
 def test_a_scripted_model_optimizes_rmsnorm(workdir, monkeypatch):  # noqa: F811
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
     (workdir / "starters" / "rmsnorm.py").write_text(SLOW_STARTER)
+    model = workdir / "norms.py"
+    model.write_text(model.read_text().replace("4, 512, 1024", "2, 256, 1024"))
     loop = load_file(toplevel("orchestrate.py"), "autokernel_orchestrate")
     with serving(list(SCRIPT)) as server:
         asked = settings(workdir, server.server_port)
