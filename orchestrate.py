@@ -86,6 +86,8 @@ def optimize(session: Session, planned: PlannedOp, rules: tuple[Rule, ...]) -> N
             return  # not the op's fault: a resumed run goes on with it
         proposal = session.propose(history)
         if proposal is None:
+            if session.limit_reached():  # the caps on money and tokens, or no time to wait for the model's server
+                return
             reason = NOTHING_LEFT
             break
         outcome = session.judge(history, proposal)

@@ -26,6 +26,9 @@ from autokernel.errors import AutokernelError
 COMMANDS = ("run", "report", "profile", "judge", "doctor")
 """Modules of `autokernel.commands`, each with a function of the same name; in the order of `--help`."""
 
+GROUPS = ("keys",)
+"""Modules there with an `app` of several commands."""
+
 INTERRUPTED = 130  # 128 + SIGINT, what shells expect
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 
@@ -60,6 +63,8 @@ def _options(
 
 for _name in COMMANDS:
     app.command(_name)(getattr(importlib.import_module(f"autokernel.commands.{_name}"), _name))
+for _name in GROUPS:
+    app.add_typer(importlib.import_module(f"autokernel.commands.{_name}").app, name=_name)
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):

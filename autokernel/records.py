@@ -279,6 +279,7 @@ class Proposal:
     kernel_py: str
     tokens: int | None = None
     cost_usd: float | None = None
+    agent: str | None = None  # which member of an ensemble it is from
 
     @property
     def digest(self) -> str:

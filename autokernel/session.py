@@ -17,8 +17,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from autokernel import __version__, recording, results, rundir, wholemodel
-from autokernel.agents import Agent, agent_of
+from autokernel import __version__, keys, recording, results, rundir, wholemodel
+from autokernel.agenthost import AgentHost
+from autokernel.agents import Agent
+from autokernel.agents.host import LimitReached
 from autokernel.amdahl import potential
 from autokernel.backends import choose_backend
 from autokernel.bench import Bench
@@ -69,6 +71,10 @@ class Session:
         self._repo: RunRepository
         self._bench: Bench
         self._agent: Agent
+        self._agent_limit: str | None = None  # why the agent may not go on: money, tokens, time
+        self._host = AgentHost(
+            self.settings, view, self._journal, self._time_left_s, state, lambda: self._histories.values()
+        )
         self._sandbox: str  # what of the judge's sandbox is enforced here, for the report
         self._tip: str  # the branch as the journal knows it: whatever a crash left beyond it is undone
 
@@ -84,6 +90,7 @@ class Session:
         with ExitStack() as stack:
             held = stack.enter_context(rundir.lock(settings.workdir))
             _check_surroundings(settings)
+            secrets = stack.enter_context(keys.withheld(os.environ))  # no child process inherits them
             settings = replace(settings, backend=choose_backend(settings.backend))
             enforcement.decide(settings.sandbox, device_of(settings.backend))
             if resume is None:
@@ -100,6 +107,9 @@ class Session:
                     "max_experiments": settings.max_experiments,
                     "backend": choose_backend(state.settings.backend),
                     "sandbox": settings.sandbox,
+                    "base_url": settings.base_url,
+                    "max_cost_usd": settings.max_cost_usd,
+                    "max_tokens": settings.max_tokens,
                 }
                 session = Session(replace(state.settings, **limits), view, run_dir, state)
                 session._repo = RunRepository.open(settings.workdir, run_dir.path, run_dir.name)
@@ -112,7 +122,7 @@ class Session:
             if resume is None:
                 session._keep_plan(plan)
             session._tip = session._repo.head()
-            session._agent = session._choose_agent()
+            session._agent = session._host.build(secrets)
             session._bench = stack.enter_context(session._new_bench())
             session._stack = stack.pop_all()
         view.note(f"run {run_dir.name}; experiments go to branch {session._repo.branch}")
@@ -223,10 +233,16 @@ class Session:
             return self._pending.proposal
         begin = time.perf_counter()
         self.view.stage(f"{history.op}: the {self._agent.name} agent is thinking")
-        proposal = self._agent.propose(history)
+        waited_s = self._host.waited_s
+        try:
+            proposal = self._agent.propose(history)
+        except LimitReached as limit:
+            self._agent_limit = limit.reason
+            return None
         if proposal is None:
             return None
-        number, agent_s = self._done() + 1, time.perf_counter() - begin
+        agent_s = time.perf_counter() - begin - (self._host.waited_s - waited_s)
+        number = self._done() + 1
         self._write_kernel(history.op, number, proposal.kernel_py)
         self._journal.append(
             "proposed",
@@ -237,6 +253,7 @@ class Session:
             agent_s=agent_s,
             tokens=proposal.tokens,
             cost_usd=proposal.cost_usd,
+            agent=proposal.agent,
         )
         self._pending = Pending(number=number, op=history.op, proposal=proposal, agent_s=agent_s)
         return proposal
@@ -260,7 +277,12 @@ class Session:
         experiment = replace(experiment, commit=commit)
         self._tip = self._repo.head()
         row = recording.result_row(
-            self.run_dir.name, history, experiment, self._bench.work, agent=self._agent.name, seed=self.settings.seed
+            self.run_dir.name,
+            history,
+            experiment,
+            self._bench.work,
+            agent=proposal.agent or self._agent.name,
+            seed=self.settings.seed,
         )
         recording.append(self.settings.workdir / RESULTS, row)
         self._journal.append("recorded", number=experiment.number, op=history.op, commit=commit, tip=self._tip)
@@ -294,6 +316,8 @@ class Session:
 
     def limit_reached(self) -> str | None:
         """The run's own reason to stop: its experiments or its time (less what the end needs) are used up."""
+        if self._agent_limit is not None:
+            return self._agent_limit
         done = self._done()
         if self.settings.max_experiments is not None and done >= self.settings.max_experiments:
             return f"{done} experiments done, as asked"
@@ -304,6 +328,9 @@ class Session:
 
     def _reserved_s(self) -> float:
         return min(RESERVED_SHARE * self.settings.budget_s, RESERVED_MAX_S)
+
+    def _time_left_s(self) -> float:
+        return self.settings.budget_s - self._reserved_s() - self._elapsed_s()
 
     def _elapsed_s(self) -> float:
         return time.perf_counter() - self._started
@@ -327,12 +354,6 @@ class Session:
 
     def _new_bench(self) -> Bench:
         return Bench(self.run_dir.builds, self.settings.backend, self.settings.sandbox)
-
-    def _choose_agent(self) -> Agent:
-        agent, why = agent_of(self.settings, os.environ)
-        if why:
-            self.view.note(why)
-        return agent
 
     def _show(self, history: KernelHistory) -> KernelHistory:
         if history.op not in self._shown:  # a second pass goes on where the first stopped

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from autokernel.errors import ConfigError
 
 DEFAULT_HOURS = 8.0
 SANDBOX_MODES = ("auto", "strict", "off")
 BACKENDS = ("triton", "cuda", "cpp")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 DTYPES_OF_BACKEND = {"triton": ("fp32", "bf16", "fp16"), "cuda": ("fp32", "bf16", "fp16"), "cpp": ("fp32", "bf16")}
 """What starters and candidates must handle; a CPU has no fast fp16."""
 
@@ -38,6 +40,12 @@ class Settings:
     compile_baseline: bool = True
     starters: Path | None = None  # a folder with <op>.py that come before the project's own starters
     sandbox: str = "auto"
+    llm_model: str | None = None  # None: the agent's default
+    base_url: str | None = None
+    temperature: float | None = None
+    effort: str | None = None
+    max_cost_usd: float | None = None
+    max_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("budget_s", "patience"):
@@ -47,6 +55,7 @@ class Settings:
             raise ConfigError(f"--experiments is {self.max_experiments}", hint="give 1 or more")
         if self.starters is not None and not self.starters.is_dir():
             raise ConfigError(f"--starters {self.starters} is no folder", hint="give a folder with <op>.py files")
+        check_llm(self)
         if self.backend not in ("auto", *BACKENDS):
             raise ConfigError(f"unknown backend {self.backend!r}", hint=f"known: auto, {', '.join(BACKENDS)}")
 
@@ -68,3 +77,21 @@ class Settings:
             "starters": None if starters is None else Path(starters),
         }
         return Settings(**{**raw, **parsed})
+
+
+def check_llm(settings: Settings) -> None:
+    """The options of agents that ask a model. Raises: ConfigError."""
+    if settings.max_cost_usd is not None and not 0 < settings.max_cost_usd < float("inf"):
+        raise ConfigError(f"--max-cost is {settings.max_cost_usd}", hint="give US dollars above 0")
+    if settings.max_tokens is not None and settings.max_tokens < 1:
+        raise ConfigError(f"--max-tokens is {settings.max_tokens}", hint="give 1 or more")
+    if settings.temperature is not None and not 0 <= settings.temperature <= 2:
+        raise ConfigError(f"--temperature is {settings.temperature}", hint="give 0 to 2")
+    if settings.effort is not None and settings.effort not in EFFORTS:
+        raise ConfigError(f"--effort is {settings.effort!r}", hint=f"known: {', '.join(EFFORTS)}")
+    if settings.base_url is not None:
+        url = urlsplit(settings.base_url)
+        if url.username or url.password:  # settings are journaled
+            raise ConfigError("--base-url holds a password", hint="give the key with `autokernel keys set` instead")
+        if url.scheme not in ("http", "https") or not url.netloc:
+            raise ConfigError(f"--base-url {settings.base_url!r} is no address", hint="http://localhost:8000/v1, say")

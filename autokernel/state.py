@@ -4,11 +4,13 @@ The journal is the truth: after `kill -9` the loop goes on from what this module
 Event kinds, in the order in which a run writes them:
 
     run-started  settings, version, sandbox     op-started  op, history (without its text), digest, tip
-    planned      profile, plan, ceilings        proposed    number, op, hypothesis, digest, agent_s, tokens, cost_usd
+    planned      profile, plan, ceilings        proposed    number, op, hypothesis, digest, agent_s, tokens, cost_usd,
+                                                            agent (of an ensemble)
     op-stopped   op, reason                     judged      number, op, outcome, decision, reason, seconds
     exported     tip                            recorded    number, op, commit, tip
     baseline     op, latencies_us, incumbent_us
     integrated   result                         run-ended   reason
+    called       op, agent, model, outcome, reason, tokens, cost_usd  (one call of a language model, journaled at once)
 
 Kernel texts lie in `experiments/<op>-<number>/kernel.py` (number 0 is the starter); their digests are in the journal.
 """
@@ -68,6 +70,8 @@ class RunState:
     tip: str | None = None  # the run's branch after the last completed step
     integration: Mapping[str, Any] | None = None
     ended: str | None = None
+    tokens: int = 0  # of all calls of language models, those without a proposal included
+    cost_usd: float = 0.0  # of those whose price was known
 
 
 def load_state(run_dir: RunDir) -> RunState:
@@ -117,6 +121,14 @@ def _fold(state: RunState, kind: str, fields: Mapping[str, Any], run_dir: RunDir
         experiment = replace(state.pending.judged, commit=fields["commit"])
         history = state.histories[experiment.op].add(experiment)
         return replace(_with_history(state, history), pending=None)
+    return _fold_run(state, kind, fields)
+
+
+def _fold_run(state: RunState, kind: str, fields: Mapping[str, Any]) -> RunState:
+    """Events that are about no single op."""
+    if kind == "called":
+        tokens, cost_usd = fields["tokens"] or 0, fields["cost_usd"] or 0.0
+        return replace(state, tokens=state.tokens + tokens, cost_usd=state.cost_usd + cost_usd)
     if kind == "integrated":
         return replace(state, integration=fields["result"])
     if kind == "run-ended":
@@ -162,6 +174,7 @@ def _proposed(fields: Mapping[str, Any], run_dir: RunDir) -> Pending:
         kernel_py=_text(run_dir, op, number, fields["digest"]),
         tokens=fields["tokens"],
         cost_usd=fields["cost_usd"],
+        agent=fields.get("agent"),
     )
     return Pending(number=number, op=op, proposal=proposal, agent_s=fields["agent_s"])
 

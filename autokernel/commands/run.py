@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from autokernel.settings import Settings
     from autokernel.view import View
 
-LIMITS = ("budget_s", "max_experiments", "sandbox")
+LIMITS = ("budget_s", "max_experiments", "sandbox", "base_url", "max_cost_usd", "max_tokens")
 """What may change when a run is resumed."""
 
 Model = Annotated[
@@ -34,7 +33,9 @@ def run(
     hours: Annotated[float | None, typer.Option(help="The same in hours (default: 8).")] = None,
     experiments: Annotated[int | None, typer.Option(help="Stop after this many experiments.")] = None,
     ops: Annotated[str | None, typer.Option(help="Only these ops, e.g. rmsnorm,softmax.")] = None,
-    agent: Annotated[str | None, typer.Option(help="auto, search or replay:DIR (default: auto).")] = None,
+    agent: Annotated[
+        str | None, typer.Option(help="auto, anthropic, openai, command:PROGRAM, ensemble:A,B, search or replay:DIR.")
+    ] = None,
     backend: Annotated[str | None, typer.Option(help="auto, triton, cuda or cpp (default: auto).")] = None,
     dtype: Annotated[str | None, typer.Option(help="Convert the model to fp32, bf16 or fp16 first.")] = None,
     patience: Annotated[int | None, typer.Option(help="Reverts in a row before moving on (default: 5).")] = None,
@@ -49,6 +50,18 @@ def run(
     sandbox: Annotated[
         str | None, typer.Option(help="auto, strict or off: how candidates are confined (default: auto).")
     ] = None,
+    llm_model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="Model that the agent asks (default: the agent's).")
+    ] = None,
+    base_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Another server: vLLM, Ollama, OpenRouter.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of the model (default: the server's).")] = None,
+    effort: Annotated[
+        str | None, typer.Option(help="How long the model reasons: low, medium, high (default: the server's).")
+    ] = None,
+    max_cost: Annotated[float | None, typer.Option(metavar="USD", help="Stop before this is spent on calls.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Stop before calls need more tokens in total.")] = None,
     resume: Annotated[
         str | None, typer.Option(metavar="[RUN]", help="Go on with a run of this directory, the latest if not named.")
     ] = None,
@@ -69,6 +82,12 @@ def run(
         "compile_baseline": compile_baseline,
         "starters": starters.resolve() if starters else None,
         "sandbox": sandbox,
+        "llm_model": llm_model,
+        "base_url": base_url,
+        "temperature": temperature,
+        "effort": effort,
+        "max_cost_usd": max_cost,
+        "max_tokens": max_tokens,
     }
     changes = {name: value for name, value in given.items() if value is not None}
     settings, run_name = _resumed(resume, changes) if resume else (_fresh(changes), None)
@@ -118,13 +137,13 @@ def _ops(text: str | None) -> tuple[str, ...] | None:
 
 
 def _fresh(changes: dict[str, Any]) -> Settings:
-    from autokernel.agents import agent_of
+    from autokernel.agents import check_choice
     from autokernel.settings import Settings
 
     if "model" not in changes:
         raise ConfigError("no model is given", hint="autokernel run model.py (or --resume to go on with a run)")
     settings = Settings(workdir=Path.cwd(), **changes)
-    agent_of(settings, os.environ)  # a wrong name ends here, not after the model was profiled
+    check_choice(settings)  # a wrong name ends here, not after the model was profiled
     return settings
 
 
@@ -142,7 +161,8 @@ def _resumed(name: str, changes: dict[str, Any]) -> tuple[Settings, str]:
         if field not in LIMITS and value != getattr(settings, field):
             raise ConfigError(
                 f"run {run_dir.name} has {field} = {getattr(settings, field)}, not {value}",
-                hint="only --minutes, --hours, --experiments and --sandbox may change on --resume; or start a new run",
+                hint="only --minutes, --hours, --experiments, --sandbox, --base-url, --max-cost and --max-tokens may "
+                "change on --resume; or start a new run",
             )
     limits = {field: value for field, value in changes.items() if field in LIMITS}
     return replace(settings, workdir=Path.cwd(), **limits), run_dir.name

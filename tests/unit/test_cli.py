@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from autokernel import __version__, errors
-from autokernel.cli import COMMANDS, INTERNAL_ERROR, INTERRUPTED, app, fill_optional_values, guarded, main
+from autokernel.cli import COMMANDS, GROUPS, INTERNAL_ERROR, INTERRUPTED, app, fill_optional_values, guarded, main
 from autokernel.commands.run import _budget_s
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,12 +55,12 @@ def test_help_imports_no_torch(args):
 def test_help_names_every_command(capsys):
     assert exit_code("--help") == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.split("Commands:")[1].splitlines() if line.strip()]
-    assert tuple(listed) == COMMANDS
+    assert tuple(listed) == COMMANDS + GROUPS
 
 
 def test_every_command_module_is_registered():
     modules = {path.stem for path in (ROOT / "autokernel" / "commands").glob("[a-z]*.py")}
-    assert modules == set(COMMANDS)
+    assert modules == set(COMMANDS + GROUPS)
 
 
 def test_version_is_the_package_version(capsys):
