@@ -10,7 +10,7 @@ from autokernel import results
 from autokernel.agenthost import AgentHost
 from autokernel.journal import Journal
 from autokernel.live import PlainView
-from autokernel.loading import load_file, starter_path, toplevel
+from autokernel.loading import load_file, toplevel
 from autokernel.rundir import find_run
 from autokernel.settings import Settings
 from autokernel.state import load_state
@@ -19,9 +19,9 @@ from tests.agents.server import Say, serving
 from tests.loop.conftest import HONEST, SLOW, workdir  # noqa: F401  a fixture
 
 ZEROS = HONEST.replace("return right(x, weight, eps)", "return torch.zeros_like(x)")
-FAST = starter_path("rmsnorm", "cpp").read_text()
+FAST = HONEST  # one thread, so that a busy machine does not blur it
 
-SLOW_STARTER, SLOWER = (SLOW.replace("40000", rounds) for rounds in ("3000", "12000"))
+SLOW_STARTER, SLOWER = (SLOW.replace("40000", rounds) for rounds in ("12000", "48000"))
 
 SCRIPT = [
     Say(text="Before I change anything, let me think about the memory traffic."),
@@ -30,7 +30,7 @@ SCRIPT = [
     Say(tool={"hypothesis": "broken", "kernel_py": "def kernel_fn(:\n"}),
     Say(text=f"Hypothesis: wait longer\n\n```python\n{SLOWER}```"),
     Say(tool='{"hypothesis": "cut off", "kernel_py": "imp', finish="length"),
-    Say(text="Hypothesis: rows in parallel, vectors\r\n\r\n~~~python\r\n" + FAST.replace("\n", "\r\n") + "~~~\r\n"),
+    Say(text="Hypothesis: do not wait at all\r\n\r\n~~~python\r\n" + FAST.replace("\n", "\r\n") + "~~~\r\n"),
 ]
 
 
@@ -51,6 +51,7 @@ def settings(workdir, port, **changes):  # noqa: F811
     )
 
 
+@pytest.mark.slow
 def test_a_scripted_model_optimizes_rmsnorm(workdir, monkeypatch):  # noqa: F811
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
     (workdir / "starters" / "rmsnorm.py").write_text(SLOW_STARTER)
@@ -68,7 +69,7 @@ def test_a_scripted_model_optimizes_rmsnorm(workdir, monkeypatch):  # noqa: F811
     ]
     assert [row.agent for row in rows] == ["openai"] * 3
     assert summary.histories[0].incumbent == FAST
-    assert "rows in parallel" in summary.histories[0].experiments[-1].proposal.hypothesis
+    assert "do not wait" in summary.histories[0].experiments[-1].proposal.hypothesis
 
     run = find_run(workdir)
     events = Journal(run.journal_path).events()
