@@ -250,10 +250,10 @@ def test_caps_stop_before_the_call(scene):
 
 
 def test_a_cap_makes_the_reply_shorter_first(scene, provider):
-    here = scene([GOOD], ledger=Ledger(max_tokens=12_000))
+    here = scene([GOOD], ledger=Ledger(max_tokens=24_000))
     here.propose()
     name = "max_tokens" if provider == "anthropic" else "max_completion_tokens"
-    assert 6_000 <= here.server.requests[0][name] < 12_000
+    assert 6_000 <= here.server.requests[0][name] < 24_000
 
 
 def test_unknown_price_is_said_once_and_cost_cap_needs_a_token_cap(scene):

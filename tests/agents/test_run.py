@@ -21,7 +21,7 @@ from tests.loop.conftest import HONEST, SLOW, workdir  # noqa: F401  a fixture
 ZEROS = HONEST.replace("return right(x, weight, eps)", "return torch.zeros_like(x)")
 FAST = HONEST  # one thread, so that a busy machine does not blur it
 
-SLOW_STARTER, SLOWER = (SLOW.replace("40000", rounds) for rounds in ("12000", "48000"))
+SLOW_STARTER, SLOWER = (SLOW.replace("i < 3000", f"i < {rounds}") for rounds in (12000, 48000))
 
 SCRIPT = [
     Say(text="Before I change anything, let me think about the memory traffic."),
