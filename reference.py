@@ -1505,9 +1505,10 @@ def reduce(x: Tensor, dim: Dims = -1, op: str = "sum") -> Tensor:
 def _fill_reduce_x(meta: TensorMeta, generator: torch.Generator, case: Case) -> Tensor:
     """Each dimension moves the level of its own slices, so that every reduction has large, small and negative results.
 
-    A third of the rows lies below zero altogether: a maximum that starts at zero is wrong there.
+    A third of the rows lies below zero altogether: a maximum that starts at zero is wrong there. A vector is lifted, as
+    its sum must not happen to cancel: all of it would then be rounding error.
     """
-    x = _normal(meta.shape, generator)
+    x = _normal(meta.shape, generator) + (1.5 if len(meta.shape) == 1 else 0)
     for i in range(len(meta.shape)):
         x += _normal(tuple(size if j == i else 1 for j, size in enumerate(meta.shape)), generator)
     rows = _per_row(meta.shape)
