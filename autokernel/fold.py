@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
+from autokernel.nodes import ancestors, node_value
+
 
 def fold_constants(gm: GraphModule) -> int:
     """Replace what depends on no input of `gm` by its value, in place; the number of values that are stored.
@@ -26,7 +28,7 @@ def fold_constants(gm: GraphModule) -> int:
     with torch.no_grad():
         for node in gm.graph.nodes:
             if node in constant:
-                values[node] = _value(gm, node, values)
+                values[node] = node_value(gm, node, values)
     stored = [
         node
         for node, value in values.items()
@@ -61,22 +63,8 @@ def _repeatable(target: Any) -> bool:
 
 def _returned(gm: GraphModule, constant: set[Node]) -> set[Node]:
     """The constant nodes that reach the graph's output through constant nodes only."""
-    todo = [node for node in gm.graph.output_node().all_input_nodes if node in constant]
-    found: set[Node] = set()
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            todo += [source for source in node.all_input_nodes if source in constant]
-    return found
-
-
-def _value(gm: GraphModule, node: Node, values: dict[Node, Any]) -> Any:
-    if node.op == "get_attr":
-        return getattr(gm, str(node.target))
-    args = map_arg(node.args, values.__getitem__)
-    kwargs = map_arg(node.kwargs, values.__getitem__)
-    return node.target(*args, **kwargs)  # type: ignore[operator]
+    ends = [node for node in gm.graph.output_node().all_input_nodes if node in constant]
+    return set().union(*map(ancestors, ends))  # what a constant is computed from is constant, too
 
 
 def _replace(gm: GraphModule, node: Node, value: Tensor | None, name: str) -> None:

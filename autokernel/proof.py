@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
 
 from autokernel.judge.compare import Truth, mismatch, native_error
+from autokernel.nodes import ancestors, node_value
 from autokernel.records import Case
 from autokernel.spec import Inputs, KernelSpec, Spelling, describe, place, upcast
 
@@ -70,12 +70,7 @@ def run_nodes(gm: GraphModule, nodes: Sequence[Node], environment: Mapping[Node,
     """Value of the last of `nodes`, run in order from the values in `environment`."""
     values = dict(environment)
     for node in nodes:
-        if node.op == "get_attr":
-            values[node] = getattr(gm, str(node.target))
-            continue
-        args = map_arg(node.args, values.__getitem__)
-        kwargs = map_arg(node.kwargs, values.__getitem__)
-        values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        values[node] = node_value(gm, node, values)
     return values[nodes[-1]]
 
 
@@ -88,7 +83,7 @@ def untrue_adapter(
     """
     for name, adapter in spelling.adapters.items():
         node = inputs[name]
-        needed = _ancestors(node)
+        needed = ancestors(node)
         placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
         environment = dict(zip(placeholders, values, strict=True))
         order = [n for n in gm.graph.nodes if n in needed and n.op != "placeholder"]
@@ -97,14 +92,3 @@ def untrue_adapter(
         if not adapter.holds(value):
             return name
     return None
-
-
-def _ancestors(node: Node) -> set[Node]:
-    found: set[Node] = set()
-    todo = [node]
-    while todo:
-        current = todo.pop()
-        if current not in found:
-            found.add(current)
-            todo += current.all_input_nodes
-    return found

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autokernel.judge.refresh import moved_copy
+from autokernel.judge.refresh import private_copy
+from autokernel.judge.wire import written_once
 
 
 class Bulk:
@@ -29,14 +30,14 @@ class Bulk:
 
         The second time the values go into the same memory, where a captured graph reads them.
         """
-        fresh = [[moved_copy(value, step) for value in base] for step in steps]
+        fresh = [[private_copy(value, step) for value in base] for step in steps]
         if len(self._sets) != len(fresh) or not _same_kind(self._sets, fresh):
             self._sets, self._graph = fresh, None
             return
         for old, new in zip(self._sets, fresh, strict=True):
             for target, value in zip(old, new, strict=True):
                 if isinstance(value, Tensor) and value.numel():
-                    index = tuple(slice(0, 1) if step == 0 else slice(None) for step in value.stride())
+                    index = written_once(value.stride())
                     target[index].copy_(value[index])
 
     def run(self, kernel: Callable[..., Any]) -> None:

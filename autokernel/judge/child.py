@@ -24,8 +24,9 @@ from autokernel.judge import audit, refresh, sandbox, wire
 from autokernel.judge.bulk import Bulk
 from autokernel.judge.guarded import Guards, OutOfBounds
 from autokernel.judge.recorder import OpRecorder
+from autokernel.judge.refresh import private_copy
 from autokernel.judge.sandbox import Policy
-from autokernel.judge.stopwatch import DeviceStopwatch, HostStopwatch, Kernel, private_copy
+from autokernel.judge.stopwatch import DeviceStopwatch, HostStopwatch, Kernel
 from autokernel.spec import DTYPE_NAMES
 
 MAX_REASON_CHARS = 4000
@@ -35,12 +36,11 @@ _M_PERTURB = -6  # glibc's mallopt parameter: fill fresh memory with ~byte and f
 def main(sock: socket.socket, setup: dict[str, Any]) -> None:
     """Enter the sandbox, get the device ready, load what the judge names, then serve it until it hangs up."""
     policy, device = Policy.from_json(setup["sandbox"]), setup["device"]
-    session = _Session(sock, device)
+    session = _Session(device)
     try:
         if device != "cpu" and policy.builds:
-            keep_files_in(
-                Path(policy.builds) / "warm"
-            )  # Triton compiles a part of its driver before `scratch` is known
+            # Triton compiles a part of its driver before `scratch` is known.
+            keep_files_in(Path(policy.builds) / "warm")
         sandbox.begin(policy, device, setup["memory_bytes"])
         torch.manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
         session.warm_up()
@@ -95,8 +95,8 @@ def load_target(target: dict[str, Any]) -> Kernel:
 class _Session:
     """The judge's view of this process: one kernel, one arena, and the inputs prepared for timing."""
 
-    def __init__(self, sock: socket.socket, device: str) -> None:
-        self._sock, self._device = sock, device
+    def __init__(self, device: str) -> None:
+        self._device = device
         self.kernel: Kernel
         self._arena: wire.Arena | None = None
         self._prepared: dict[str, list[list[Any]]] = {}

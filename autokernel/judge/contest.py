@@ -69,7 +69,8 @@ class Contest:
         ]
         self._histories = {
             name: [
-                [History(inputs, elements, self._rng) for inputs in sets] for sets, elements in self._with_elements()
+                [History(inputs, elements, self._rng) for inputs in sets]
+                for sets, elements in zip(self._sets, self._output_elements, strict=True)
             ]
             for name in workers
         }
@@ -132,10 +133,8 @@ class Contest:
             )
         for index, item in enumerate(self._timed):
             device, elements = self._workers[name].device, self._output_elements[index]
-            floor_us, latency_us = (
-                physical_floor_us(self._spec, item.case, elements, device),
-                self._median_us(name, index),
-            )
+            floor_us = physical_floor_us(self._spec, item.case, elements, device)
+            latency_us = self._median_us(name, index)
             if floor_us is not None and latency_us < IMPOSSIBLE * floor_us:
                 raise Rejected(
                     Verdict.TAMPER,
@@ -197,9 +196,6 @@ class Contest:
 
     # -- parts
 
-    def _with_elements(self) -> list[tuple[list[Inputs], int]]:
-        return list(zip(self._sets, self._output_elements, strict=True))
-
     def _compare(self, name: str, index: int, inputs: Inputs, number: int | None) -> None:
         item = self._timed[index]
         truth, meta = truth_of(self._spec, inputs)
@@ -208,14 +204,15 @@ class Contest:
             raise Rejected(Verdict.TAMPER, f"wrong while timed, {item.case.name} ({item.case.label}): {reason}")
 
     def _bulk_us(self, name: str, index: int) -> float:
-        """Time of a call of case `index` by our clock; one of the outputs is checked."""
+        """Time of a call of case `index` by our clock; the last output and a random one are checked."""
         history = self._histories[name][index][0]
         nbytes, claimed_us = self._spec.bytes_moved(self._timed[index].case), self._median_us(name, index)
         bulk = bulk_times(self._workers[name], str(index), call_bytes=nbytes, claimed_us=claimed_us, rng=self._rng)
         self._bulk[name, index] = bulk
         last = len(bulk.steps) - 1  # work that is left to the next call is missing there
+        base = history.inputs(history.count)
         for number in {last, self._rng.randrange(last + 1)}:
-            self._compare(name, index, refresh.moved_copies(history.inputs(history.count), bulk.steps[number]), number)
+            self._compare(name, index, refresh.private_copies(base, bulk.steps[number]), number)
         return bulk.call_us if bulk.graph_us is None else min(bulk.call_us, bulk.graph_us)
 
     def _median_us(self, name: str, index: int) -> float:
@@ -281,7 +278,7 @@ class History:
 
     def inputs(self, count: int) -> Inputs:
         """What the set held after its first `count` changes."""
-        copies = refresh.moved_copies(self._first, 0)
+        copies = refresh.private_copies(self._first)
         values = list(copies.values())
         for changes in self._changes[:count]:
             refresh.apply(values, changes)

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autokernel.judge.wire import flat_storage, written_once
+
 Change = tuple[int, int, int, int, float]
 """(argument, dimension, i, j, factor): rows i and j change places; if j is -1, all move on by i and are scaled."""
 
@@ -69,7 +71,8 @@ def apply(arguments: Sequence[Any], changes: Sequence[Change]) -> None:
     when a kernel writes it. Of the others, weights above all, a kernel may keep what it computed until that moves.
     """
     for number, dim, i, j, factor in changes:
-        value = _written_once(arguments[number].data if number == 0 else arguments[number])
+        value = arguments[number].data if number == 0 else arguments[number]
+        value = value[written_once(value.stride())]
         if j < 0:
             moved = torch.roll(value, i, dim)
             value.copy_(moved if factor == 1.0 else moved * factor)
@@ -80,20 +83,22 @@ def apply(arguments: Sequence[Any], changes: Sequence[Change]) -> None:
         second.copy_(kept)
 
 
-def moved_copy(value: Any, steps: int) -> Any:
-    """A copy of a tensor in fresh memory whose elements have moved on by `steps` * `ROLL_STEP`; other values as is."""
+def private_copy(value: Any, steps: int = 0) -> Any:
+    """A tensor in fresh memory of the usual kind, where a model's own activations would be, with the same strides.
+
+    Its elements have moved on by `steps` * `ROLL_STEP` places. Other values are returned as they are.
+    """
     if not isinstance(value, Tensor):
         return value
-    elements = 1 + sum((size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True))
     if value.numel() == 0:
-        return value.clone()
-    storage = value.as_strided((elements,), (1,))
-    return storage.roll(steps * ROLL_STEP % elements).as_strided(value.shape, value.stride())
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    storage = flat_storage(value)
+    return storage.roll(steps * ROLL_STEP % storage.numel()).as_strided(value.shape, value.stride())
 
 
-def moved_copies(inputs: Mapping[str, Any], steps: int) -> dict[str, Any]:
-    """`moved_copy` of every argument."""
-    return {name: moved_copy(value, steps) for name, value in inputs.items()}
+def private_copies(inputs: Mapping[str, Any], steps: int = 0) -> dict[str, Any]:
+    """`private_copy` of every argument."""
+    return {name: private_copy(value, steps) for name, value in inputs.items()}
 
 
 def _widest(value: Tensor) -> int | None:
@@ -103,9 +108,3 @@ def _widest(value: Tensor) -> int | None:
     if not sizes and value.dim() > 1 and value.shape[-1] > 1 and value.stride(-1):
         return value.dim() - 1
     return max(sizes, key=sizes.__getitem__, default=None) if value.numel() else None
-
-
-def _written_once(value: Tensor) -> Tensor:
-    """A view without the dimensions of stride 0, whose elements are one and the same."""
-    index = tuple(slice(0, 1) if step == 0 else slice(None) for step in value.stride())
-    return value[index]

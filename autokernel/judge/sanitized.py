@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autokernel.judge import child, sandbox, wire
+from autokernel.judge import child, sandbox
 from autokernel.judge.sandbox import Policy
+from autokernel.judge.wire import flat_storage
 from autokernel.loading import get_spec
 from autokernel.records import Case
 
@@ -40,8 +41,8 @@ def _padded(value: Any) -> Any:
     use, is no fault, as they never lie on two pages nor in two allocations."""
     if not isinstance(value, Tensor) or value.numel() == 0:
         return value
-    nbytes = wire.storage_elements(value.shape, value.stride()) * value.element_size()
+    storage = flat_storage(value)
+    nbytes = storage.numel() * storage.element_size()
     memory = torch.zeros(-(-nbytes // ALIGNED_BYTES) * ALIGNED_BYTES, dtype=torch.uint8, device=value.device)
-    flat = memory[:nbytes].view(value.dtype)
-    flat.copy_(value.as_strided(flat.shape, (1,)))
-    return flat.as_strided(value.shape, value.stride())
+    copied = memory[:nbytes].view(value.dtype).copy_(storage)
+    return copied.as_strided(value.shape, value.stride())

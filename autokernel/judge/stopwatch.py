@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autokernel.judge.wire import storage_elements
-
 Kernel = Callable[..., Any]
 Before = Callable[[int], None]
 """Called before each call with its number, warm-up calls first; its time counts as nobody's."""
@@ -129,14 +127,3 @@ class DeviceStopwatch:
 
 def _event() -> Any:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-def private_copy(value: Any) -> Any:
-    """A copy in memory of the usual kind on the same device: what a model's own activations would be."""
-    if not isinstance(value, Tensor):
-        return value
-    elements = storage_elements(value.shape, value.stride())
-    storage = torch.empty(elements, dtype=value.dtype, device=value.device)
-    if elements:
-        storage.copy_(value.as_strided((elements,), (1,)))
-    return storage.as_strided(value.shape, value.stride())

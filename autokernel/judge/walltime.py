@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autokernel.judge.rejected import Rejected
@@ -39,7 +38,7 @@ def bulk_times(worker: Worker, key: str, *, call_bytes: int, claimed_us: float, 
     Raises: Rejected when the child fails (but not when the calls cannot be captured).
     """
     count = _count(worker.device, call_bytes, claimed_us)
-    steps = _load(worker, key, count, rng)
+    _load(worker, key, count, rng)
     worker.run_bulk()  # memory for all outputs is allocated here
     call_us, steps = _shortest_us(worker, key, count, rng)
     graph_us = None
@@ -49,6 +48,8 @@ def bulk_times(worker: Worker, key: str, *, call_bytes: int, claimed_us: float, 
             graph_us, steps = _shortest_us(worker, key, count, rng)
         except Rejected as rejected:
             log.info("no CUDA graph: %s", rejected.reason)
+    # What the kernel has not done by now it can no longer do: its inputs are overwritten before the outputs are seen.
+    _load(worker, key, count, rng)
     return BulkTimes(call_us=call_us, graph_us=graph_us, steps=tuple(steps))
 
 
@@ -57,20 +58,17 @@ def _count(device: str, call_bytes: int, claimed_us: float) -> int:
     return max(2, min(MOST_CALLS, room, round(BULK_US / max(claimed_us, 0.1))))
 
 
-def _load(worker: Worker, key: str, count: int, rng: random.Random) -> Sequence[int]:
+def _load(worker: Worker, key: str, count: int, rng: random.Random) -> list[int]:
     steps = rng.sample(range(1, 1 << 20), count)
     worker.load_bulk(key, steps)
     return steps
 
 
-def _shortest_us(worker: Worker, key: str, count: int, rng: random.Random) -> tuple[float, Sequence[int]]:
+def _shortest_us(worker: Worker, key: str, count: int, rng: random.Random) -> tuple[float, list[int]]:
     """Time of a call in the fastest of several goes, each on new content, and the last go's steps."""
-    best, steps = float("inf"), _load(worker, key, count, rng)
-    for repeat in range(REPEATS):
-        if repeat:
-            steps = _load(worker, key, count, rng)
+    best, steps = float("inf"), list[int]()
+    for _ in range(REPEATS):
+        steps = _load(worker, key, count, rng)
         answer_us = min(worker.answer_us() for _ in range(3))
         best = min(best, max(0.0, worker.run_bulk() - answer_us) / count)
-    # What the kernel has not done by now it can no longer do: its inputs are overwritten before the outputs are seen.
-    _load(worker, key, count, rng)
     return best, steps

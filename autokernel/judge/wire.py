@@ -103,6 +103,16 @@ def storage_elements(shape: Sequence[int], stride: Sequence[int]) -> int:
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
+def written_once(stride: Sequence[int]) -> tuple[slice, ...]:
+    """Index of a view without the dimensions of stride 0, whose elements are one and the same."""
+    return tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)
+
+
+def flat_storage(value: Tensor) -> Tensor:
+    """All elements of storage that `value` spans, as a vector; a view."""
+    return value.as_strided((storage_elements(value.shape, value.stride()),), (1,))
+
+
 def slot_for(meta: TensorMeta, offset: int) -> Slot:
     """The slot of a tensor like `meta` at `offset`."""
     stride = meta.stride if meta.stride is not None else contiguous_stride(meta.shape)
@@ -165,7 +175,7 @@ class Arena:
         """Copy `value` into `slot`; dimensions of stride 0 are written once."""
         if slot.nbytes == 0:
             return
-        index = tuple(slice(0, 1) if step == 0 else slice(None) for step in slot.stride)
+        index = written_once(slot.stride)
         self.tensor(slot)[index].copy_(value[index])
 
     def close(self) -> None:

@@ -90,9 +90,8 @@ class Worker:
     ) -> tuple[list[Tensor], set[str]]:
         """Call the kernel on each of `calls`, all outputs alive together; outputs, and the ATen operators used.
 
-        `guarded` puts red zones round what the kernel allocates; without, its memory is what it will be in a model.
-
-        `output` says what each call must return. The outputs are copies in the judge's memory.
+        `output` says what each call must return. The outputs are copies in the judge's memory. `guarded` puts red zones
+        round what the kernel allocates; without, its memory is what it will be in a model.
         Raises: Rejected for a fault, a changed input, a write outside its buffers, or an output of another kind.
         """
         slots, out_offsets, out_bytes = self._exchange.lay_out(calls, output)
