@@ -48,8 +48,7 @@ class Bulk:
         self.outputs = [kernel(*arguments) for arguments in self._sets]
 
     def capture(self, kernel: Callable[..., Any]) -> None:
-        """Make a CUDA graph of the calls. Raises: RuntimeError when they cannot be captured."""
-        self.outputs = []
+        """Make a CUDA graph of the calls. Raises: RuntimeError when they cannot be; the last outputs are kept then."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             outputs = [kernel(*arguments) for arguments in self._sets]
