@@ -192,28 +192,8 @@ def test_unknown_target_is_named():
         compile_launches(lambda x: x, {"x": torch.zeros(1)}, "sm_1")
 
 
-def test_compiled_launch_reports_its_resources(tmp_path):
-    path = Path(tmp_path) / "kernel.py"
-    path.write_text(
-        textwrap.dedent(
-            """
-            import torch, triton
-            import triton.language as tl
-
-            @triton.jit
-            def twice(x, y, n, BLOCK: tl.constexpr):
-                at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-                tl.store(y + at, tl.load(x + at, mask=at < n) * 2, mask=at < n)
-
-            def kernel_fn(x):
-                y = torch.empty_like(x)
-                twice[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), BLOCK=1024, num_warps=8)
-                return y
-            """
-        )
-    )
-    kernel_fn = load_file(path, "twice").kernel_fn
-    (launch,) = compile_launches(kernel_fn, {"x": torch.zeros(5000)}, "sm_90")
+def test_compiled_launch_reports_its_resources(twice):
+    (launch,) = compile_launches(twice, {"x": torch.zeros(5000)}, "sm_90")
     assert (launch.kernel, launch.num_warps, launch.stack_bytes) == ("twice", 8, 0)
     assert 4 <= launch.registers <= 64
     assert math.isfinite(launch.shared_bytes)

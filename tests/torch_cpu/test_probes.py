@@ -17,19 +17,13 @@ from autokernel.judge.trial import truth_of
 from autokernel.loading import specs
 from autokernel.spec import DTYPES, upcast
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SPECS = specs()
 SEED = 11
 """Fixed: an output of one element meets a wrong answer within two percent now and then."""
 TILE = 16
 IN_EVERY_DTYPE = [(op, dtype) for op, spec in SPECS.items() for dtype in spec.dtypes]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def calls(spec, dtype):

@@ -15,6 +15,8 @@ from autokernel.loading import specs
 from autokernel.records import Case
 from autokernel.spec import DTYPES, build_case, retype, upcast
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SPECS = specs()
 SEED = 20
 IN_EVERY_DTYPE = [(op, dtype) for op, spec in SPECS.items() for dtype in spec.dtypes]
@@ -31,15 +33,6 @@ def every_call(op, dtype):
         inputs = spec.make_inputs(spec.stress_case.with_dtype(dtype), SEED)
         calls.append((name, adversary(inputs, torch.Generator().manual_seed(SEED))))
     return [(name, inputs, truth_of(spec, inputs)[0]) for name, inputs in calls]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """The tensors are small: more threads cost more than they save, above all on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def judged(spec, output, truth, dtype):

@@ -1,14 +1,10 @@
 """Compiled resources, of Triton kernels and of CUDA libraries, with no GPU."""
 
-import textwrap
-from pathlib import Path
-
 import pytest
 import torch
 
 from autokernel import resources
 from autokernel.gpus import lookup
-from autokernel.loading import load_file
 from autokernel.native import compile_library, find_nvcc
 from autokernel.records import KernelResources
 
@@ -45,31 +41,11 @@ def test_occupancy_follows_the_scarcest_resource():
     assert fit(registers=None, shared_bytes=0, threads=256) is None
 
 
-def test_triton_launches_have_resources(tmp_path):
-    path = Path(tmp_path) / "kernel.py"
-    path.write_text(
-        textwrap.dedent(
-            """
-            import torch, triton
-            import triton.language as tl
-
-            @triton.jit
-            def twice(x, y, n, BLOCK: tl.constexpr):
-                at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-                tl.store(y + at, tl.load(x + at, mask=at < n) * 2, mask=at < n)
-
-            def kernel_fn(x):
-                y = torch.empty_like(x)
-                twice[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), BLOCK=1024, num_warps=8)
-                return y
-            """
-        )
-    )
-    kernel_fn = load_file(path, "twice").kernel_fn
-    (nvidia,) = resources.of_triton(kernel_fn, {"x": torch.zeros(5000)}, "sm_90")
+def test_triton_launches_have_resources(twice):
+    (nvidia,) = resources.of_triton(twice, {"x": torch.zeros(5000)}, "sm_90")
     assert (nvidia.kernel, nvidia.threads, nvidia.stack_bytes, nvidia.shared_bytes) == ("twice", 256, 0, 0)
     assert nvidia.registers
-    (amd,) = resources.of_triton(kernel_fn, {"x": torch.zeros(5000)}, "gfx942")
+    (amd,) = resources.of_triton(twice, {"x": torch.zeros(5000)}, "gfx942")
     assert amd.threads == 512
 
 
