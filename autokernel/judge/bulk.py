@@ -45,6 +45,7 @@ class Bulk:
         if self._graph is not None:
             self._graph.replay()
             return
+        self.outputs = []  # their memory is used again
         self.outputs = [kernel(*arguments) for arguments in self._sets]
 
     def capture(self, kernel: Callable[..., Any]) -> None:

@@ -30,6 +30,7 @@ from autokernel.judge.stopwatch import DeviceStopwatch, HostStopwatch, Kernel
 from autokernel.spec import DTYPE_NAMES
 
 MAX_REASON_CHARS = 4000
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _NEVER = -1, -3, 1 << 30
 _M_PERTURB = -6  # glibc's mallopt parameter: fill fresh memory with ~byte and freed memory with byte
 
 
@@ -108,7 +109,7 @@ class _Session:
             "compile": self._compile,
             "prepare": self._prepare,
             "time": self._time,
-            "load": lambda message: self._bulk.load(self._prepared[message["key"]][0], message["steps"]),
+            "load": self._load,
             "graph": lambda _message: self._bulk.capture(self.kernel),
             "bulk": lambda _message: self._bulk.run(self.kernel),
             "nothing": lambda _message: None,
@@ -153,6 +154,11 @@ class _Session:
         """Copies of the judge's inputs in memory of our own, for timing."""
         sets = [[private_copy(value) for value in self._arguments(call)] for call in message["calls"]]
         self._prepared[message["key"]] = sets
+
+    def _load(self, message: dict[str, Any]) -> None:
+        if self._device == "cpu":
+            _keep_freed_memory()
+        self._bulk.load(self._prepared[message["key"]][0], message["steps"])
 
     def _kernels(self, message: dict[str, Any]) -> dict[str, Any]:
         """Names of what runs on the GPU during a call, by the driver's own trace."""
@@ -249,6 +255,15 @@ def _poison_malloc(byte: int) -> None:
     """Have malloc fill what it hands out; 0 ends it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).mallopt(_M_PERTURB, byte)
+
+
+def _keep_freed_memory() -> None:
+    """Have free leave memory to this process: many outputs at once would get fresh pages every time, and a kernel that
+    fills them would be timed with the system's work for that."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
+        libc.mallopt(_M_MMAP_THRESHOLD, _NEVER)
 
 
 def _settle(scratch: Path) -> None:

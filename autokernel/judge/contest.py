@@ -38,9 +38,9 @@ WARM_UP_S = 0.25
 WALL_FACTOR, WALL_SLACK_US = 1.5, 4_000.0
 """The judge's clock may read this much more than a CPU child's (per block) before the child counts as lying."""
 
-CPU_EXCESS, LYING, WALL_PAIRS = 1.35, 1.2, 6
-"""Times of a call by our clock to that claimed: up to the first all is well, as every output gets fresh memory in a
-bulk. Else both children are measured in so many turns, and one that exceeds the other by the second factor lies."""
+CPU_EXCESS, LYING, WALL_PAIRS = 1.35, 0.2, 6
+"""Time of a call by our clock to that claimed: up to the first factor all is well, as the inputs of a bulk are in no
+cache. Else both children are measured in so many turns, and one that hides this share of its claim more lies."""
 
 GPU_EXCESS, GPU_SLACK_US, WALL_ATTEMPTS = 1.1, 0.5, 3
 
@@ -158,30 +158,36 @@ class Contest:
     def _cpu_excess(self, name: str, beside: str, index: int) -> float:
         """How many times longer than claimed a call takes by our clock; 1 when that is as it should be.
 
-        Where threads wait for cores any of the numbers may be many times too large, those of an honest child as well.
-        So each is measured in turns, and only a child all of whose ratios lie above those of its neighbour is lying.
+        Where threads wait for cores any of the numbers may be many times too large, those of an honest child as well;
+        and inputs that are in no cache cost the same time whichever kernel reads them, much of a fast one's. So both
+        children are measured in turns, and only one that hides more than its neighbour each time is lying.
         Raises: Rejected.
         """
-        if self._wall_ratio(name, index) <= CPU_EXCESS:
+        wall_us, claimed_us = self._wall_and_claim(name, index)
+        if wall_us <= CPU_EXCESS * claimed_us:
             return 1.0
-        ratios: dict[str, list[float]] = {name: [], beside: []}
+        hidden: dict[str, list[float]] = {name: [], beside: []}
+        claims: list[float] = []
         for _ in range(WALL_PAIRS):
-            for child in ratios:
-                ratios[child].append(self._wall_ratio(child, index))
-        ours, reference = sorted(ratios[name]), sorted(ratios[beside])
-        if ours[1] > LYING * max(1.0, reference[-2]):
+            for child, times in hidden.items():
+                wall_us, claimed_us = self._wall_and_claim(child, index)
+                times.append(wall_us - claimed_us)
+                if child == name:
+                    claims.append(claimed_us)
+        claimed_us, ours, reference = statistics.median(claims), sorted(hidden[name]), sorted(hidden[beside])
+        surely_us = ours[1] - max(0.0, reference[-2])
+        if surely_us > LYING * claimed_us:
             raise Rejected(
-                Verdict.TAMPER,
-                f"its calls take {ours[1]:.2f} to {ours[-1]:.2f} times as long by our clock as it claims",
+                Verdict.TAMPER, f"claims {claimed_us:.1f} us a call, which takes {surely_us:.1f} us more by our clock"
             )
-        if ours[1] <= max(1.0, reference[-2]):
+        if surely_us <= 0:
             return 1.0  # they overlap: to count a difference would only ever be to the candidate's disadvantage
-        return statistics.median(ours) / max(1.0, statistics.median(reference))
+        return 1 + (statistics.median(ours) - max(0.0, statistics.median(reference))) / claimed_us
 
-    def _wall_ratio(self, name: str, index: int) -> float:
-        """Time of a call by our clock to the mean of those claimed: stalls count in both."""
+    def _wall_and_claim(self, name: str, index: int) -> tuple[float, float]:
+        """Time of a call in us by our clock, and the mean of those claimed just before: stalls count in both."""
         block = self._timed_calls(name, index, self._calls[name][index], warm=1)
-        return self._bulk_us(name, index) / statistics.fmean(block.calls_us)
+        return self._bulk_us(name, index), statistics.fmean(block.calls_us)
 
     def _gpu_excess(self, name: str, index: int) -> float:
         """As `_cpu_excess`; in a graph calls follow one another faster than events can tell. Raises: Rejected."""
