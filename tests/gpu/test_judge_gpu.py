@@ -47,7 +47,7 @@ def server(root):
 
 @pytest.fixture(scope="module")
 def table():
-    """Rows (file, kind, expected, got, seconds), written to the file AUTOKERNEL_CORPUS_TABLE when all tests are done."""
+    """Rows (file, kind, expected, got, seconds), written to the file AUTOKERNEL_CORPUS_TABLE at the end."""
     rows = []
     yield rows
     if path := os.environ.get("AUTOKERNEL_CORPUS_TABLE"):
