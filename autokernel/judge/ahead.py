@@ -18,18 +18,22 @@ from autokernel.machine import usable_cores
 from autokernel.records import Case
 from autokernel.spec import KernelSpec
 
-MOST_CHILDREN = 12
+LEAST_CHILDREN, MOST_CHILDREN = 3, 12
 CASES_PER_CHILD = 5
+CHILDREN_PER_S = 2.0
+"""So many for each second that the first stage took: each needs a context on the GPU, which has to be worth it."""
 
 
 def compile_ahead(
-    spec: KernelSpec, cases: Sequence[Case], start: Callable[[], Worker], *, cores: int | None = None
+    spec: KernelSpec, cases: Sequence[Case], start: Callable[[], Worker], *, first_s: float, cores: int | None = None
 ) -> None:
     """Call the kernel of `start`'s children on all `cases`, shared out among them; returns when all are done.
 
-    Does nothing where fewer than three `cores` (default: those of this machine) or very few cases make it pointless.
+    `first_s` is what the first stage took, which has compiled for a few cases. Does nothing where fewer than three
+    `cores` (default: those of this machine) or very few cases make it pointless.
     """
-    count = min(MOST_CHILDREN, (cores or usable_cores()) - 1, -(-len(cases) // CASES_PER_CHILD))
+    wanted = max(LEAST_CHILDREN, round(CHILDREN_PER_S * first_s))
+    count = min(MOST_CHILDREN, wanted, (cores or usable_cores()) - 1, -(-len(cases) // CASES_PER_CHILD))
     if count < 2:
         return
     workers = [start() for _ in range(count)]
@@ -37,6 +41,8 @@ def compile_ahead(
         with ThreadPoolExecutor(count) as pool:
             list(pool.map(_compile, workers, [spec] * count, [cases[i::count] for i in range(count)]))
     finally:
+        for worker in workers:
+            worker.kill()  # a GPU's context takes a while to end: all at once
         for worker in workers:
             worker.close()
 

@@ -14,6 +14,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from autokernel.judge import refresh
 from autokernel.judge.clocks import ClockLog
@@ -27,14 +28,16 @@ from autokernel.records import Interval, TimedCase, Verdict
 from autokernel.spec import Inputs, KernelSpec
 from autokernel.stats import ratio_interval
 
-BLOCK_US = 6_000.0
-MAX_CALLS = 256
+BLOCK_US, MAX_CALLS = 6_000.0, 256
+BLOCK_WALL_US, ENOUGH_CALLS = 15_000.0, 24
+"""A block takes no longer than the first, new inputs and flushes included, once it has the second's calls."""
+
 WARM_CALLS = 2
 INPUT_SETS = 2
 SETTLE_S = 0.0015
 """Pause before a block: the thread pool of the child that ran before spins about this long before it sleeps."""
 
-WARM_UP_S = 0.25
+WARM_UP_S = 0.15
 WALL_FACTOR, WALL_SLACK_US = 1.5, 4_000.0
 """The judge's clock may read this much more than a CPU child's (per block) before the child counts as lying."""
 
@@ -54,7 +57,7 @@ class Contest:
     def __init__(
         self, spec: KernelSpec, timed: Sequence[TimedCase], workers: Mapping[str, Worker], *, first_deadline_s: float
     ) -> None:
-        """Prepare inputs in every child and find block lengths. `first_deadline_s` bounds each child's first call.
+        """Prepare inputs in every child and call it once. `first_deadline_s` bounds each child's first call.
 
         Raises: Rejected when a child fails; `Rejected.reason` then starts with its name.
         """
@@ -83,11 +86,16 @@ class Contest:
         self.clocks = ClockLog()
         self._kept: dict[str, tuple[int, int, int]] = {}  # case, set, changes that the set had seen
         self._latency_us: dict[tuple[str, int], list[float]] = defaultdict(list)
-        self._calls = {name: self._calibrate(name, first_deadline_s) for name in workers}
+        self._calls: dict[str, list[int]] = {}
+        with ThreadPoolExecutor(len(workers)) as pool:  # what a first call costs is no work of the device
+            list(pool.map(lambda name: self._prepare(name, first_deadline_s), workers))
 
     def run(self, rounds: int) -> None:
         """Add `rounds` rounds."""
         names = list(self._workers)
+        for name in names:
+            if name not in self._calls:
+                self._calls[name] = self._calibrate(name)
         for _ in range(rounds):
             totals = dict.fromkeys(names, 0.0)
             for index, item in enumerate(self._timed):
@@ -141,19 +149,20 @@ class Contest:
                     f"claims {latency_us:.1f} us for {item.case.label}; the device needs {floor_us:.1f} us at least",
                 )
 
-    def confirm_by_wall(self, name: str, beside: str) -> None:
-        """Hold the latencies of child `name` against our own clock over many calls, and check some of their outputs.
+    def hidden_us(self, name: str, beside: str) -> float:
+        """Us of a round of child `name` that its clock does not tell, by our own over many calls; some outputs are
+        checked as well.
 
-        Where they disagree and it cannot be told why, our clock counts, not the child's: on a loaded CPU, or for GPU
+        Where the clocks disagree and it cannot be told why, ours counts, not the child's: on a loaded CPU, or for GPU
         calls that cannot be captured and may need the host's time. `beside` was confirmed when it was kept.
         Raises: Rejected.
         """
+        hidden = 0.0
         for index, item in enumerate(self._timed):
             on_cpu = self._workers[name].device == "cpu"
             excess = self._cpu_excess(name, beside, index) if on_cpu else self._gpu_excess(name, index)
-            if excess > 1:
-                shift_us = item.calls * (excess - 1) * self._median_us(name, index)
-                self.rounds[name] = [total + shift_us for total in self.rounds[name]]
+            hidden += item.calls * (excess - 1) * self._median_us(name, index)
+        return max(0.0, hidden)
 
     def _cpu_excess(self, name: str, beside: str, index: int) -> float:
         """How many times longer than claimed a call takes by our clock; 1 when that is as it should be.
@@ -166,23 +175,21 @@ class Contest:
         wall_us, claimed_us = self._wall_and_claim(name, index)
         if wall_us <= CPU_EXCESS * claimed_us:
             return 1.0
-        hidden: dict[str, list[float]] = {name: [], beside: []}
-        claims: list[float] = []
+        ours, reference, claims = list[float](), list[float](), list[float]()
         for _ in range(WALL_PAIRS):
-            for child, times in hidden.items():
-                wall_us, claimed_us = self._wall_and_claim(child, index)
-                times.append(wall_us - claimed_us)
-                if child == name:
-                    claims.append(claimed_us)
-        claimed_us, ours, reference = statistics.median(claims), sorted(hidden[name]), sorted(hidden[beside])
-        surely_us = ours[1] - max(0.0, reference[-2])
+            wall_us, claimed_us = self._wall_and_claim(name, index)
+            ours.append(wall_us - claimed_us)
+            claims.append(claimed_us)
+            wall_us, claimed_us = self._wall_and_claim(beside, index)
+            reference.append(max(0.0, wall_us - claimed_us))
+            if ours[-1] <= reference[-1]:
+                return 1.0  # to count a difference would only ever be to the candidate's disadvantage
+        claimed_us, surely_us = statistics.median(claims), sorted(ours)[1] - sorted(reference)[-2]
         if surely_us > LYING * claimed_us:
             raise Rejected(
                 Verdict.TAMPER, f"claims {claimed_us:.1f} us a call, which takes {surely_us:.1f} us more by our clock"
             )
-        if surely_us <= 0:
-            return 1.0  # they overlap: to count a difference would only ever be to the candidate's disadvantage
-        return 1 + (statistics.median(ours) - max(0.0, statistics.median(reference))) / claimed_us
+        return 1 + (statistics.median(ours) - statistics.median(reference)) / claimed_us
 
     def _wall_and_claim(self, name: str, index: int) -> tuple[float, float]:
         """Time of a call in us by our clock, and the mean of those claimed just before: stalls count in both."""
@@ -252,16 +259,21 @@ class Contest:
                 self._kept[name] = (index, number, histories[number].count)
         return self._workers[name].time(str(index), order, changes, warm=warm, keep=keep, deadline_s=deadline_s)
 
-    def _calibrate(self, name: str, first_deadline_s: float) -> list[int]:
-        """Calls per block for each case, after warming up until allocations and clocks have settled."""
-        worker, calls = self._workers[name], []
+    def _prepare(self, name: str, first_deadline_s: float) -> None:
         for index, sets in enumerate(self._sets):
-            worker.prepare(str(index), sets)
+            self._workers[name].prepare(str(index), sets)
             self._timed_calls(name, index, 1, warm=1, deadline_s=first_deadline_s)
-            start, latency_us = time.perf_counter(), float("inf")
-            while time.perf_counter() - start < WARM_UP_S / len(self._sets):
-                latency_us = min(latency_us, self._timed_calls(name, index, 2, warm=0).latency_us)
-            calls.append(max(1, min(MAX_CALLS, round(BLOCK_US / max(latency_us, 0.1)))))
+
+    def _calibrate(self, name: str) -> list[int]:
+        """Calls per block for each case, after warming up until allocations and clocks have settled."""
+        calls = []
+        for index in range(len(self._timed)):
+            start, latency_us, wall_us = time.perf_counter(), float("inf"), float("inf")
+            while time.perf_counter() - start < WARM_UP_S / len(self._timed):
+                block = self._timed_calls(name, index, 2, warm=0)
+                latency_us, wall_us = min(latency_us, block.latency_us), min(wall_us, block.wall_us / 2)
+            most = max(ENOUGH_CALLS, round(BLOCK_WALL_US / wall_us))
+            calls.append(max(1, min(MAX_CALLS, most, round(BLOCK_US / max(latency_us, 0.1)))))
         return calls
 
 

@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 import time
+from typing import Any
 
 import torch
 
@@ -14,7 +15,10 @@ from autokernel.errors import WorkerError
 log = logging.getLogger(__name__)
 
 SLACK_BYTES = 2 << 30
-"""Contexts of idle children, and what other programs may take meanwhile."""
+"""What other programs may take meanwhile."""
+
+CONTEXT_BYTES, CONTEXTS_SHARE, MOST_CONTEXTS = 600 << 20, 0.05, 4
+"""What an idle child with a context takes, and which part of the GPU's memory, and how many, they may take together."""
 
 COMES_BACK_WITHIN_S, ANSWERS_WITHIN_S = 10.0, 90.0
 ASK_AGAIN_S, MOST_WAITING_S = 30.0, 3600.0
@@ -27,6 +31,12 @@ def usable_bytes() -> int:
     return free + torch.cuda.memory_reserved()
 
 
+def idle_children() -> int:
+    """How many children with a context the GPU can well spare."""
+    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return max(1, min(MOST_CONTEXTS, int(CONTEXTS_SHARE * properties.total_memory / CONTEXT_BYTES)))
+
+
 def await_memory(before: int, *, within_s: float = COMES_BACK_WITHIN_S) -> None:
     """Wait until about as much memory is usable as `before` the children ran, in bytes.
 
@@ -34,9 +44,10 @@ def await_memory(before: int, *, within_s: float = COMES_BACK_WITHIN_S) -> None:
     Raises: WorkerError when the GPU does not answer either: a process hangs in it that cannot be ended.
     """
     end = time.monotonic() + within_s
-    while (missing := before - SLACK_BYTES - usable_bytes()) > 0:
+    slack = SLACK_BYTES + idle_children() * CONTEXT_BYTES  # whose contexts may not all have been made at first
+    while (missing := before - slack - usable_bytes()) > 0:
         if time.monotonic() > end:
-            lost = f"{(missing + SLACK_BYTES) / 2**30:.1f} GiB of GPU memory did not come back when a candidate ended"
+            lost = f"{(missing + slack) / 2**30:.1f} GiB of GPU memory did not come back when a candidate ended"
             if not answers():
                 raise WorkerError(f"{lost}, and the GPU does not answer", hint="nvidia-smi shows who holds it")
             log.warning("%s; nvidia-smi shows who holds it. The run goes on with the rest", lost)

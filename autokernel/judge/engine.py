@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import logging
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from autokernel.judge.kernelnames import others_work
 from autokernel.judge.rejected import Rejected
 from autokernel.judge.sanitizer import cases_for, sanitize
 from autokernel.judge.stages import STAGES, Stage
+from autokernel.judge.timing import CANDIDATE, CONFIRMING_PAIRS, PAIRS, SCREEN_ROUNDS, Duel, contest_of, pooled
 from autokernel.judge.trial import Trial
 from autokernel.judge.worker import Worker
 from autokernel.records import Baseline, Case, Outcome, StageReport, TimedCase, Timing, Verdict, text_digest
@@ -35,9 +35,7 @@ KEEP_MARGIN = 0.01
 SCREEN_BELOW = 0.97
 """After smoke, a candidate whose speedup's upper bound is under this is plainly slower."""
 
-SCREEN_ROUNDS, ROUNDS, MAX_ROUNDS = 6, 12, 24
 BASELINE_ROUNDS = 8
-FIRST_CALL_DEADLINE_S = 60.0
 COMPILE_DEADLINE_S = 240.0
 """torch.compile of a baseline builds C++ in its first call."""
 
@@ -91,6 +89,7 @@ class Judge:
             worker.close()
         if usable is not None:
             devicehealth.await_memory(usable)
+            self._server.keep_ready(devicehealth.idle_children())
         return Outcome(
             verdict=verdict,
             stage=stage,
@@ -113,14 +112,14 @@ class Judge:
             targets["compile"] = {"op": op, "baseline": "eager", "compile": True}
         scratch = self._builds.parent / "pytorch"  # one for all ops: torch.compile keeps a precompiled header there
         workers = {name: Worker(self._server, target, scratch) for name, target in targets.items()}
-        workers[_CANDIDATE] = self._start(kernel_py)
+        workers[CANDIDATE] = self._start(kernel_py)
         try:
             contest = self._surviving_contest(workers)
             contest.run(BASELINE_ROUNDS)
-            latencies = {name: contest.latency_us(name) for name in contest.rounds if name != _CANDIDATE}
+            latencies = {name: contest.latency_us(name) for name in contest.rounds if name != CANDIDATE}
             if not latencies:
                 raise MeasurementError(f"PyTorch itself cannot run {self.spec.op} here", hint="see the log")
-            return Baseline(latencies_us=latencies), contest.latency_us(_CANDIDATE)
+            return Baseline(latencies_us=latencies), contest.latency_us(CANDIDATE)
         finally:
             for worker in workers.values():
                 worker.close()
@@ -133,23 +132,30 @@ class Judge:
         """Every stage, with screening after the first, then timing and confirmation. Raises: Rejected, _Screened."""
         name, run = STAGES[0]
         self._run_stage(name, run, worker, kernel_py, stages)
-        with contextlib.ExitStack() as stack:
-            rival = None if incumbent is None else stack.enter_context(self._loaded(incumbent))
-            if rival is not None:
-                self._screen(worker, rival)
-            if all_stages:
-                if self._server.device != "cpu":
-                    compile_ahead(self.spec, self._all_cases(), lambda: self._start(kernel_py))
-                for name, run in STAGES[1:]:
-                    self._run_stage(name, run, worker, kernel_py, stages)
-            if rival is None or incumbent is None:
-                return None
-            measured = self._time(worker, rival)
-            if measured.speedup.low <= 1 + KEEP_MARGIN:
-                return measured
-            if self._server.device != "cpu":
-                self._sanitize(kernel_py, worker.scratch, stages)
-            return self._confirm(kernel_py, incumbent)
+        if incumbent is None:
+            self._run_others(worker, kernel_py, stages, all_stages=all_stages)
+            return None
+        with self._start(incumbent) as rival:
+            rival.load()
+            self._screen(worker, rival)
+        with self._duel(kernel_py, incumbent, self._watch) as duel:
+            duel.prepare(PAIRS)  # they get ready beside the stages
+            self._run_others(worker, kernel_py, stages, all_stages=all_stages)
+            measured = self._time(duel)
+        if measured.speedup.low <= 1 + KEEP_MARGIN:
+            return measured
+        if self._server.device != "cpu":
+            self._sanitize(kernel_py, worker.scratch, stages)
+        return self._confirm(kernel_py, incumbent)
+
+    def _run_others(self, worker: Worker, kernel_py: str, stages: list[StageReport], *, all_stages: bool) -> None:
+        """The stages after smoke, if asked for. Raises: Rejected."""
+        if not all_stages:
+            return
+        if self._server.device != "cpu":
+            compile_ahead(self.spec, self._all_cases(), lambda: self._start(kernel_py), first_s=stages[0].seconds)
+        for name, run in STAGES[1:]:
+            self._run_stage(name, run, worker, kernel_py, stages)
 
     def _usable_bytes(self) -> int | None:
         return None if self._server.device == "cpu" else devicehealth.usable_bytes()
@@ -191,29 +197,24 @@ class Judge:
             spec=self.spec, worker=worker, dtypes=self._dtypes, user_cases=tuple(item.case for item in self._cases)
         )
 
-    def _loaded(self, kernel_py: str) -> Worker:
-        """A child of its own age: one kept for the whole night would have its memory in huge pages by now."""
-        worker = self._start(kernel_py)
-        worker.load()
-        return worker
-
     def _screen(self, worker: Worker, rival: Worker) -> None:
-        contest = self._contest(worker, rival)
+        contest = contest_of(self.spec, self.timed, worker, rival)
         contest.run(SCREEN_ROUNDS)
-        timing = _timing(contest)
+        timing = pooled([contest])
         if timing.speedup.high < SCREEN_BELOW:
             raise _Screened(timing)
 
-    def _time(self, worker: Worker, rival: Worker) -> Timing:
-        contest = self._contest(worker, rival)
-        contest.run(ROUNDS)
-        speedup = contest.speedup(_CANDIDATE, _INCUMBENT)
-        if speedup.low <= 1 + KEEP_MARGIN < speedup.high:  # undecided: as many again
-            contest.run(MAX_ROUNDS - ROUNDS)
-        contest.verify(_CANDIDATE)
-        self._watch(worker)
-        contest.confirm_by_wall(_CANDIDATE, _INCUMBENT)
-        return _timing(contest)
+    def _duel(self, kernel_py: str, incumbent: str, inspect: Callable[[Worker], None]) -> Duel:
+        return Duel(self.spec, self.timed, (lambda: self._start(kernel_py), lambda: self._start(incumbent)), inspect)
+
+    def _time(self, duel: Duel) -> Timing:
+        duel.run()
+        measured = duel.timing()
+        if measured.speedup.low <= 1 + KEEP_MARGIN < measured.speedup.estimate:  # undecided: as many again
+            duel.prepare(PAIRS)
+            duel.run()
+            measured = duel.timing()
+        return measured
 
     def _watch(self, worker: Worker) -> None:
         """One more call of each timed case, with no guard or mode that a kernel could notice. Raises: Rejected."""
@@ -237,17 +238,18 @@ class Judge:
             raise Rejected(verdict, reason)
 
     def _confirm(self, kernel_py: str, incumbent: str) -> Timing:
-        """Time a winner once more, both in new processes on new inputs; this number is the one that counts."""
-        with self._loaded(kernel_py) as worker, self._loaded(incumbent) as rival:
-            measured = self._time(worker, rival)
+        """Time a winner once more, in other processes on new inputs; this number is the one that counts."""
+
+        def inspect(worker: Worker) -> None:
+            self._watch(worker)
             for index in range(len(self.timed)):
                 if work := others_work(worker.kernel_names(str(index)), kernel_py):
                     raise Rejected(Verdict.DELEGATES, f"the GPU's time goes to {work}")
-            return measured
 
-    def _contest(self, worker: Worker, rival: Worker) -> Contest:
-        workers = {_CANDIDATE: worker, _INCUMBENT: rival}
-        return Contest(self.spec, self.timed, workers, first_deadline_s=FIRST_CALL_DEADLINE_S)
+        with self._duel(kernel_py, incumbent, inspect) as duel:
+            duel.prepare(CONFIRMING_PAIRS)
+            duel.run()
+            return duel.timing(pair_by_pair=True)
 
     def _surviving_contest(self, workers: dict[str, Worker]) -> Contest:
         """A contest of those children that can be timed at all."""
@@ -257,32 +259,17 @@ class Judge:
                 worker.load()
                 Contest(self.spec, self.timed, {name: worker}, first_deadline_s=COMPILE_DEADLINE_S)
             except Rejected as rejected:
-                if name == _CANDIDATE:
+                if name == CANDIDATE:
                     raise
                 log.warning("baseline %r of %s cannot be timed: %s", name, self.spec.op, rejected.reason)
                 del alive[name]
         return Contest(self.spec, self.timed, alive, first_deadline_s=COMPILE_DEADLINE_S)
 
 
-_CANDIDATE, _INCUMBENT = "candidate", "incumbent"
-
-
 class _Screened(Exception):
     def __init__(self, timing: Timing) -> None:
         super().__init__(f"plainly slower than the incumbent: {timing.speedup}")
         self.timing = timing
-
-
-def _timing(contest: Contest) -> Timing:
-    return Timing(
-        candidate_us=contest.latency_us(_CANDIDATE),
-        incumbent_us=contest.latency_us(_INCUMBENT),
-        speedup=contest.speedup(_CANDIDATE, _INCUMBENT),
-        blocks=len(contest.rounds[_CANDIDATE]),
-        host_us=contest.host_us(_CANDIDATE),
-        graph_us=contest.graph_us(_CANDIDATE),
-        clocks=contest.clocks.summary(),
-    )
 
 
 def _place(kernel_py: str, folder: Path) -> Path:

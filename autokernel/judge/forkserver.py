@@ -1,8 +1,9 @@
 """A server that has imported torch once and forks a fresh child for each candidate in about 15 ms.
 
 It runs with a scrubbed environment under `python -I`, starts no thread and touches no accelerator, so that a forked
-child is as good as a new process. On a GPU a child needs half a second more for its context, so one idle child is
-always kept ready. When the judge dies, its socket closes and the server takes all children with it.
+child is as good as a new process. On a GPU a child needs half a second more for its context, and longer where several
+make theirs at once, so some idle children are kept ready between candidates. When the judge dies, its socket closes and
+the server takes all children with it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class ForkServer:
         self.policy = enforcement.decide(sandbox, device, builds=builds).to_json()
         ours, theirs = socket.socketpair()
         self._sock, self.device = ours, device
-        self._spare: tuple[int, socket.socket] | None = None
+        self._spares: list[tuple[int, socket.socket]] = []
         code = (
             f"import sys; sys.path.append({str(PACKAGE_ROOT.parent)!r}); "
             f"from autokernel.judge.forkserver import serve; serve({theirs.fileno()}, {device!r})"
@@ -77,12 +78,14 @@ class ForkServer:
         The server ends it when it fills `scratch` or starts too many processes.
         Raises: WorkerError when the server cannot fork.
         """
-        child = self._spare or self._fork()
-        self._spare = None
+        child = self._spares.pop(0) if self._spares else self._fork()
         self._send({"command": "watch", "pid": child[0], "scratch": str(scratch)})
-        if self.device != "cpu":
-            self._spare = self._fork()
         return child
+
+    def keep_ready(self, count: int) -> None:
+        """Have `count` idle children on a GPU, whose contexts are made while nothing is timed. Raises: WorkerError."""
+        while self.device != "cpu" and len(self._spares) < count:
+            self._spares.append(self._fork())
 
     def _fork(self) -> tuple[int, socket.socket]:
         self._wait_ready()
@@ -107,8 +110,8 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server and every child."""
-        if self._spare is not None:
-            self._spare[1].close()
+        for _, sock in self._spares:
+            sock.close()
         self._sock.close()
         try:
             self._process.wait(timeout=END_TIMEOUT_S)

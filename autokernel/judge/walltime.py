@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 BULK_US = 8_000.0
 """What the calls should take together: far more than a message and its answer."""
 
-MOST_CALLS, MOST_BYTES = 512, {"cpu": 192 << 20, "cuda": 2 << 30}
+MOST_CALLS, MOST_BYTES = 512, {"cpu": 64 << 20, "cuda": 1 << 30}
 """Calls in one go, and what their inputs and outputs may occupy together."""
 
 REPEATS = 3

@@ -207,10 +207,18 @@ class Worker:
         if self._closed:
             return
         self._closed = True
-        self._kill()
+        self.kill()
         self._sock.close()
         self._server.reap(self.pid)
         self._exchange.close()
+
+    def kill(self) -> None:
+        """Kill the child's whole process group; `close` reaps it."""
+        for kill in (os.killpg, os.kill):  # the group may not exist yet
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> Worker:
         return self
@@ -237,7 +245,7 @@ class Worker:
         try:
             return read()
         except ValueError as error:
-            self._kill()
+            self.kill()
             raise Rejected(Verdict.TAMPER, f"the child sent what it may not: {error}") from None
 
     def _walled(self, command: str) -> float:
@@ -251,7 +259,7 @@ class Worker:
         try:
             answer, _ = wire.receive(self._sock)
         except (EOFError, OSError, ValueError) as error:
-            self._kill()
+            self.kill()
             raise WorkerError(f"a child ended before it loaded anything: {error}", hint="run `autokernel doctor`")
         if answer.get("kind") == "oom":
             raise Rejected(Verdict.OOM, str(answer["reason"]))
@@ -263,15 +271,15 @@ class Worker:
         try:
             answer, _ = wire.receive(self._sock)
         except TimeoutError:
-            self._kill()
+            self.kill()
             raise Rejected(Verdict.TIMEOUT, f"no answer within {deadline_s:g} s; the process group was killed")
         except ValueError as error:
-            self._kill()
+            self.kill()
             raise Rejected(Verdict.TAMPER, f"the child sent what it may not: {error}")
         except (EOFError, OSError):
             raise self._death() from None
         if answer.get("number") != self._number:
-            self._kill()
+            self.kill()
             raise Rejected(
                 Verdict.TAMPER, f"the child gave an answer that was not asked for ({answer.get('number')!r})"
             )
@@ -293,10 +301,3 @@ class Worker:
         if -status == signal.SIGKILL:
             return Rejected(Verdict.OOM, "the system killed the process (SIGKILL), usually for memory")
         return Rejected(Verdict.CRASH, f"the process died by {name}")
-
-    def _kill(self) -> None:
-        for kill in (os.killpg, os.kill):  # the group may not exist yet
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                kill(self.pid, signal.SIGKILL)
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)

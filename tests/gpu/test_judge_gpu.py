@@ -130,7 +130,7 @@ def test_the_next_kernel_is_unharmed_by_a_crash(server, tmp_path, crash):
 
 def test_memory_that_another_program_takes_is_no_fault(caplog):
     before = devicehealth.usable_bytes()
-    hold = "import torch; x = torch.empty(6 << 30, dtype=torch.uint8, device='cuda'); print('held', flush=1); input()"
+    hold = "import torch; x = torch.empty(16 << 30, dtype=torch.uint8, device='cuda'); print('held', flush=1); input()"
     with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as neighbour:
         assert neighbour.stdout.readline() == b"held\n"
         devicehealth.await_memory(before, within_s=0.2)

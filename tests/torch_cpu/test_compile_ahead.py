@@ -24,7 +24,11 @@ def called(tmp_path, fault, cores):
     spec = get_spec("rmsnorm")
     with ForkServer() as server:
         compile_ahead(
-            spec, spec.cases, lambda: Worker(server, {"kernel": str(tmp_path / "kernel.py")}, tmp_path), cores=cores
+            spec,
+            spec.cases,
+            lambda: Worker(server, {"kernel": str(tmp_path / "kernel.py")}, tmp_path),
+            first_s=1.0,
+            cores=cores,
         )
     files = [path.read_text().splitlines() for path in tmp_path.glob("called-*")]
     expected = ["x".join(map(str, case.tensors["x"].shape)) for case in spec.cases]

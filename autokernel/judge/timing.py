@@ -1,0 +1,139 @@
+"""A candidate against its incumbent, in pairs of new processes whose rounds are taken together.
+
+Two processes of one text do not take the same time: where their memory happens to lie makes a small kernel some percent
+faster or slower for as long as they live, and the same holds for rounds within them. So there are several pairs. As
+intervals are made of order statistics they span what the pairs disagree by. Both children of a pair are of one age.
+"""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+from autokernel.judge.contest import Contest
+from autokernel.judge.worker import Worker
+from autokernel.records import Clocks, Interval, TimedCase, Timing
+from autokernel.spec import KernelSpec
+from autokernel.stats import MIN_BLOCKS, ratio_interval
+
+CANDIDATE, INCUMBENT = "candidate", "incumbent"
+PAIRS, ROUNDS = 3, 4
+CONFIRMING_PAIRS = MIN_BLOCKS
+"""The fewest of which each may count as one sample."""
+
+SCREEN_ROUNDS = 6
+AT_ONCE_BYTES = 256 << 20
+"""Pairs whose calls move more than this get ready one after the other: each has copies of the inputs."""
+
+FIRST_CALL_DEADLINE_S = 60.0
+
+
+def contest_of(spec: KernelSpec, timed: Sequence[TimedCase], worker: Worker, rival: Worker) -> Contest:
+    """A contest of two loaded children, no round run yet. Raises: Rejected."""
+    return Contest(spec, timed, {CANDIDATE: worker, INCUMBENT: rival}, first_deadline_s=FIRST_CALL_DEADLINE_S)
+
+
+class Duel:
+    """Pairs of children, the candidate's and the incumbent's; use as a context manager, which ends them."""
+
+    def __init__(
+        self,
+        spec: KernelSpec,
+        timed: Sequence[TimedCase],
+        start: tuple[Callable[[], Worker], Callable[[], Worker]],
+        inspect: Callable[[Worker], None],
+    ) -> None:
+        """`start` starts a child of the candidate and one of the incumbent; `inspect` is called with each of the
+        former after its rounds."""
+        self._spec, self._timed, self._start, self._inspect = spec, timed, start, inspect
+        self._stack = ExitStack()
+        self._waiting = list[list[Worker]]()
+        self._contests = list[Contest]()
+        self._hidden_us = 0.0
+
+    def __enter__(self) -> Duel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def prepare(self, pairs: int) -> None:
+        """Start the children of so many pairs: they get ready while something else is done."""
+        for _ in range(pairs):
+            self._waiting.append([self._stack.enter_context(begin()) for begin in self._start])
+
+    def run(self) -> None:
+        """Time the pairs that were prepared. One, and no child can know which, is held against our own clock.
+
+        Raises: Rejected when a child fails, or when its clock or its results are wrong.
+        """
+        pairs, self._waiting = self._waiting, []
+        for child in (child for pair in pairs for child in pair):
+            child.load()
+        small = sum(self._spec.bytes_moved(item.case) for item in self._timed) <= AT_ONCE_BYTES
+        groups = [pairs] if small else [[pair] for pair in pairs]
+        checked = secrets.choice(groups)
+        for group in groups:
+            self._run(group, secrets.randbelow(len(group)) if group is checked else None)
+
+    def _run(self, group: Sequence[Sequence[Worker]], checked: int | None) -> None:
+        with ThreadPoolExecutor(len(group)) as pool:
+            contests = list(pool.map(lambda pair: contest_of(self._spec, self._timed, *pair), group))
+        for _ in range(ROUNDS):
+            for contest in contests:
+                contest.run(1)
+        for contest, (worker, _) in zip(contests, group, strict=True):
+            contest.verify(CANDIDATE)
+            self._inspect(worker)
+        if checked is not None:
+            self._hidden_us = max(self._hidden_us, contests[checked].hidden_us(CANDIDATE, INCUMBENT))
+        self._contests += contests
+        for pair in group:
+            for child in pair:
+                child.kill()
+        for pair in group:
+            for child in pair:
+                child.close()
+
+    def timing(self, *, pair_by_pair: bool = False) -> Timing:
+        """What all rounds say so far; with `pair_by_pair`, the interval is that of the pairs' medians."""
+        return pooled(self._contests, self._hidden_us, pair_by_pair=pair_by_pair)
+
+
+def pooled(contests: Sequence[Contest], hidden_us: float = 0.0, *, pair_by_pair: bool = False) -> Timing:
+    """What the contests say together: medians over all of their rounds, the candidate's longer by `hidden_us` us."""
+    ours = [[us + hidden_us for us in contest.rounds[CANDIDATE]] for contest in contests]
+    theirs = [contest.rounds[INCUMBENT] for contest in contests]
+    speedup = ratio_interval([us for rounds in theirs for us in rounds], [us for rounds in ours for us in rounds])
+    if pair_by_pair:
+        by_pair = ratio_interval([statistics.median(us) for us in theirs], [statistics.median(us) for us in ours])
+        speedup = Interval(low=by_pair.low, estimate=speedup.estimate, high=by_pair.high)
+    return Timing(
+        candidate_us=statistics.median(us for rounds in ours for us in rounds),
+        incumbent_us=statistics.median(us for rounds in theirs for us in rounds),
+        speedup=speedup,
+        blocks=sum(len(rounds) for rounds in ours),
+        host_us=_median([contest.host_us(CANDIDATE) for contest in contests]),
+        graph_us=next((us for contest in contests if (us := contest.graph_us(CANDIDATE)) is not None), None),
+        clocks=_joined([contest.clocks.summary() for contest in contests]),
+    )
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    """Their median; None where one is unknown."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if len(known) == len(values) else None
+
+
+def _joined(clocks: Sequence[Clocks | None]) -> Clocks | None:
+    known = [each for each in clocks if each is not None]
+    if not known:
+        return None
+    return Clocks(
+        low_mhz=min(each.low_mhz for each in known),
+        high_mhz=max(each.high_mhz for each in known),
+        slowed_by=tuple(sorted({name for each in known for name in each.slowed_by})),
+    )
