@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from autokernel import roofline
+from autokernel.history import KernelHistory
 from autokernel.recording import Work
 from autokernel.records import TimedCase
 from autokernel.roofline import Bound, Ceilings
+from autokernel.standing import RooflinePosition, measured_apart
 
 if TYPE_CHECKING:
     from autokernel.spec import KernelSpec
@@ -65,3 +67,20 @@ def bound(spec: KernelSpec, timed: Sequence[TimedCase], ceilings: Ceilings) -> B
             return None
         parts[found] += item.calls * max(floor, ceilings.launch_us or 0.0)
     return max(parts, key=lambda name: parts[name])
+
+
+def position(spec: KernelSpec, history: KernelHistory, ceilings: Ceilings) -> RooflinePosition:
+    """Where the incumbent stands by the history's newest measurements."""
+    timed = timed_calls(spec, history.planned.cases)
+    work = work_of(spec, timed)
+    host_us, graph_us = measured_apart(history)
+    return RooflinePosition(
+        latency_us=history.incumbent_us,
+        floor_us=history.floor_us,
+        bound=bound(spec, timed, ceilings),
+        flops=work.flops,
+        nbytes=work.nbytes,
+        ridge=roofline.ridge_point(work.dtype, ceilings, spec.bytes_moved(timed[0].case)),
+        host_us=host_us,
+        graph_us=graph_us,
+    )

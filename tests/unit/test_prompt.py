@@ -15,7 +15,6 @@ from autokernel.experience import fenced, one_line
 from autokernel.prompt import (
     OtherIdea,
     PromptContext,
-    RooflinePosition,
     build_prompt,
     estimate_tokens,
     ideas_of,
@@ -23,6 +22,7 @@ from autokernel.prompt import (
 )
 from autokernel.records import Decision, KernelResources, Proposal, Verdict
 from autokernel.roofline import Bound
+from autokernel.standing import RooflinePosition
 from tests.unit.sample_run import experiment, started
 
 SNAPSHOTS = Path(__file__).with_name("prompts")
