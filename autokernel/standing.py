@@ -94,11 +94,15 @@ def _roofline(position: RooflinePosition) -> Iterator[str]:
             yield "- Neither ceiling is near: latency, too little work in flight, or wasted work holds it up now."
     if position.nbytes and position.flops is not None:
         gbps, tflops = position.nbytes / position.latency_us / 1e3, position.flops / position.latency_us / 1e6
-        ridge = "" if position.ridge is None else f", and compute binds above {position.ridge:.3g}"
+        ridge = "" if position.ridge is None else f", and compute binds above {_figure(position.ridge)}"
         yield (
-            f"- Reached: {gbps:.3g} GB/s and {tflops:.3g} TFLOP/s of useful work; it has "
-            f"{arithmetic_intensity(position.flops, position.nbytes):.3g} FLOP/byte{ridge}."
+            f"- Reached: {_figure(gbps)} GB/s and {_figure(tflops)} TFLOP/s of useful work; it has "
+            f"{_figure(arithmetic_intensity(position.flops, position.nbytes))} FLOP/byte{ridge}."
         )
+
+
+def _figure(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _host(position: RooflinePosition) -> Iterator[str]:
