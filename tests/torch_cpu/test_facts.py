@@ -15,11 +15,13 @@ from autokernel.agents import plain_context
 from autokernel.facts import Facts
 from autokernel.judge import places
 from autokernel.judge.child import keep_files_in
-from autokernel.loading import get_spec, load_file, specs
+from autokernel.judge.engine import Judge
+from autokernel.judge.forkserver import ForkServer
+from autokernel.loading import get_spec, load_file, specs, starter_path
 from autokernel.native import compile_library, find_nvcc
 from autokernel.offgpu import compile_launches
 from autokernel.prompt import build_prompt
-from autokernel.records import Decision, Interval, TensorMeta, TimedCase, Timing
+from autokernel.records import Decision, Interval, TensorMeta, TimedCase, Timing, Verdict
 from autokernel.roofline import Bound, Ceilings
 from autokernel.timed import MAX_TIMED_CASES, bound, floor_us, position, timed_calls, work_of
 from tests.torch_cpu.conftest import TWICE
@@ -238,3 +240,15 @@ def test_an_op_without_a_spec_is_told_by_its_history():
     history = replace(history, planned=replace(history.planned, op="something"))
     context = facts_of(history, Path("nowhere"))
     assert (context.roofline, context.oracle, context.arch, context.resources) == (None, None, "sm_90", ())
+
+
+def test_the_folder_that_is_read_is_the_one_that_the_judge_compiles_in(tmp_path):
+    text = starter_path("rmsnorm", "cpp").read_text()
+    with ForkServer() as server:
+        judge = Judge(
+            server=server, spec=get_spec("rmsnorm"), dtypes=("fp32",), cases=(), builds=tmp_path / "builds" / "rmsnorm"
+        )
+        outcome = judge.evaluate(text, timing=False, all_stages=False)
+    assert outcome.verdict is Verdict.PASS, outcome.reason
+    folder = places.of_text(tmp_path / "builds" / "rmsnorm", text)
+    assert list((folder / places.LIBRARIES).glob("*.so"))
