@@ -41,6 +41,8 @@ NAMED_DTYPES: Mapping[str, re.Pattern[str]] = {
 }
 """How the dtypes are spelled in Triton's signatures, and in the names of C++ functions."""
 
+GROUP = "__grp__"  # Triton's list of the files of a specialization, beside its metadata
+
 _POINTED = re.compile(r"(?:ptr<|tensordesc<tensor<[\dx]*x)(\w+)")
 _SIGNATURE = re.compile(r"tt\.func public @.*")
 
@@ -61,7 +63,8 @@ def _hunger(kernel: KernelResources) -> tuple[int, int, int, str]:
 
 def _of_triton(cache: Path, dtypes: Collection[str]) -> Iterator[KernelResources]:
     described = (path for folder in _folders(cache) for path in _files(folder, ".json"))
-    wanted = (path for path in _newest(described) if _is_for(path.with_suffix(".ttir"), dtypes))
+    single = (path for path in described if not path.name.startswith(GROUP))
+    wanted = (path for path in _newest(single) if _is_for(path.with_suffix(".ttir"), dtypes))
     for path in _in_time(wanted):
         if (kernel := _specialization(path)) is not None:
             yield kernel
@@ -151,7 +154,14 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _newest(paths: Iterator[Path]) -> Iterator[Path]:
-    return iter(sorted(paths, key=lambda path: (-path.stat(follow_symlinks=False).st_mtime_ns, path)))
+    return iter(sorted(paths, key=lambda path: (-_written_ns(path), path)))
+
+
+def _written_ns(path: Path) -> int:
+    try:
+        return path.stat(follow_symlinks=False).st_mtime_ns
+    except OSError:  # gone since it was listed
+        return 0
 
 
 def _in_time(paths: Iterator[Path]) -> Iterator[Path]:

@@ -33,7 +33,7 @@ class Facts:
 
     builds: Path | None = None
     ceilings: Callable[[], Ceilings] | None = None
-    _read: dict[tuple[str, str], tuple[KernelResources, ...]] = field(default_factory=dict)
+    _read: dict[tuple[str, str], tuple[KernelResources, ...]] = field(default_factory=dict, init=False, repr=False)
 
     def of(self, context: PromptContext, history: KernelHistory) -> PromptContext:
         """`context` with all that is known of the history's op."""

@@ -127,8 +127,8 @@ def _compiled(kernel: KernelResources, backend: str) -> str:
 
 
 def _several(resources: Sequence[KernelResources]) -> Iterator[str]:
-    """What the kernels are, where the same one is there in several shapes, or not all are shown."""
+    """What the kernels are, where there are several: which of them the calls launch is not known."""
     more = len(resources) - SHOWN_KERNELS
-    if more > 0 or len({kernel.kernel for kernel in resources}) < len(resources):
+    if len(resources) > 1:
         rest = f" {more} that take less are left out." if more > 0 else ""
         yield f"- These are for all sizes that the judge tries in the calls' dtypes, not for the calls alone.{rest}"

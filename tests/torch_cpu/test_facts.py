@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import tempfile
 import time
 from dataclasses import replace
@@ -252,3 +253,15 @@ def test_the_folder_that_is_read_is_the_one_that_the_judge_compiles_in(tmp_path)
     assert outcome.verdict is Verdict.PASS, outcome.reason
     folder = places.of_text(tmp_path / "builds" / "rmsnorm", text)
     assert list((folder / places.LIBRARIES).glob("*.so"))
+
+
+def test_many_specializations_leave_room_for_each_other(folder_of, tmp_path):
+    history = a_history()
+    folder = folder_of(history)
+    compile_triton(folder, "sm_90")
+    (cache,) = (path.parent for path in (folder / places.TRITON).glob("*/twice.cubin"))
+    for number in range(2 * binaries.MOST_BINARIES):
+        shutil.copytree(cache, cache.with_name(f"{cache.name}{number}"))
+    metadata = cache.with_name(f"{cache.name}0") / "twice.json"
+    metadata.write_text(metadata.read_text().replace('"num_warps": 8', '"num_warps": 4'))
+    assert {kernel.threads for kernel in facts_of(history, tmp_path).resources} == {128, 256}
