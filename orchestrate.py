@@ -16,16 +16,13 @@ decided here and nowhere else.
 
 from __future__ import annotations
 
-from autokernel.history import KernelHistory
+from autokernel.history import SHORTER, KernelHistory
 from autokernel.judge.engine import KEEP_MARGIN
 from autokernel.records import Decision, Outcome, PlannedOp, Proposal, Verdict
 from autokernel.rules import DEFAULT_RULES, Plateau, Rule, TargetSpeedup, first_reason_to_stop
 from autokernel.session import NOTHING_LEFT, Session
 from autokernel.settings import Settings
 from autokernel.view import RunSummary, View
-
-SHORTER = 0.90
-"""An equally fast kernel is kept when its text is at most this fraction of the incumbent's."""
 
 WORTH_TRYING = 1.01
 """An op whose whole headroom would speed the model up by less than this is left alone, unless the user names it."""

@@ -22,11 +22,6 @@ BASE_URLS: Mapping[str, str] = {
 FALLBACK = "search"
 
 
-def keys_present(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Names of the API keys that are set and not blank."""
-    return tuple(name for name in API_KEYS.values() if environ.get(name, "").strip())
-
-
 def choose_agent(
     choice: str, known: Collection[str], environ: Mapping[str, str], base_url: str | None = None
 ) -> tuple[str, str]:

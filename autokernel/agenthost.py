@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 
-from autokernel import gpus
 from autokernel.agentchoice import choose_agent
 from autokernel.agents import AGENTS, Agent, AgentOptions, build_agent, plain_context
 from autokernel.agents.host import Call
 from autokernel.agents.spending import Ledger
+from autokernel.facts import Facts
 from autokernel.history import KernelHistory
 from autokernel.journal import Journal
 from autokernel.prompt import PromptContext, ideas_of
@@ -30,9 +30,10 @@ class AgentHost:
         time_left_s: Callable[[], float],
         state: RunState | None,
         histories: Callable[[], Iterable[KernelHistory]] = tuple,
+        facts: Facts | None = None,
     ) -> None:
         """`histories` are those of all ops so far, for what one op's work tells another's."""
-        self.waited_s, self._histories = 0.0, histories
+        self.waited_s, self._histories, self._facts = 0.0, histories, facts or Facts()
         self._settings, self._view, self._journal, self._time_left_s = settings, view, journal, time_left_s
         self._ledger = Ledger(
             max_tokens=settings.max_tokens,
@@ -67,9 +68,8 @@ class AgentHost:
 
     def context(self, history: KernelHistory) -> PromptContext:
         """What a prompt may tell beside the op's own history."""
-        gpu = None if history.backend == "cpp" else gpus.lookup(history.device)
-        arch = "cpu" if history.backend == "cpp" else gpu.arch if gpu else None
-        return replace(plain_context(history), arch=arch, ideas=ideas_of(self._histories(), but=history.op))
+        known = self._facts.of(plain_context(history), history)
+        return replace(known, ideas=ideas_of(self._histories(), but=history.op))
 
     def note(self, message: str) -> None:
         """One line that the user should see."""

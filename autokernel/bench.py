@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from autokernel import roofline
+from autokernel import timed
 from autokernel.errors import WorkerError
 from autokernel.judge import devicehealth
 from autokernel.judge.engine import Judge
@@ -62,25 +62,11 @@ class Bench:
     @property
     def work(self) -> Work:
         """FLOPs and bytes of what is timed."""
-        timed, spec = self._current().timed, self._current().spec
-        first = timed[0].case
-        more = f" +{len(timed) - 1}" if len(timed) > 1 else ""
-        return Work(
-            flops=sum(item.calls * spec.flops(item.case) for item in timed),
-            nbytes=sum(item.calls * spec.bytes_moved(item.case) for item in timed),
-            case=first.label + more,
-            dtype=first.dtype,
-        )
+        return timed.work_of(self._current().spec, self._current().timed)
 
     def floor_us(self, ceilings: Ceilings) -> float | None:
         """Least time that the measured ceilings allow for what is timed; None when one is unknown."""
-        spec, total = self._current().spec, 0.0
-        for item in self._current().timed:
-            floor = roofline.floor_us(spec.flops(item.case), spec.bytes_moved(item.case), item.case.dtype, ceilings)
-            if floor is None:
-                return None
-            total += item.calls * floor
-        return total
+        return timed.floor_us(self._current().spec, self._current().timed, ceilings)
 
     def _start_server(self) -> ForkServer:
         return ForkServer(device_of(self._backend), sandbox=self._sandbox, builds=self._builds)

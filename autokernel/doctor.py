@@ -9,6 +9,7 @@ import ctypes
 import importlib
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -20,8 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from autokernel import machine
-from autokernel.agentchoice import API_KEYS, keys_present
+from autokernel.agentchoice import API_KEYS, choose_agent
+from autokernel.agents import AGENTS
+from autokernel.errors import ConfigError
 from autokernel.judge import enforcement
+from autokernel.keys import available_keys, keys_path, stored_keys
 
 MIN_PYTHON = (3, 11)
 SANDBOX_FIX = "Linux 6.12 or newer with Landlock and seccomp, also within the container"
@@ -73,6 +77,7 @@ def examine(workdir: Path, environ: Mapping[str, str]) -> list[Check]:
         *check_gpu(),
         check_nvcc(),
         check_keys(environ),
+        check_agent(environ),
         check_clock(),
         *check_sandbox(),
     ]
@@ -201,17 +206,36 @@ def check_nvcc() -> Check:
 
 
 def check_keys(environ: Mapping[str, str]) -> Check:
-    """Names of the API keys that are set; their values are never shown."""
-    present = keys_present(environ)
-    if present:
-        return Check(name="API keys", status=Status.OK, detail=f"{', '.join(present)} set")
-    names = " or ".join(API_KEYS.values())
+    """Where each API key is: in which variable, or in the file, and with which mode; values are never shown."""
+    path = keys_path(environ)
+    try:
+        stored = stored_keys(path)
+    except ConfigError as error:  # no run begins with such a file
+        return Check(name="API keys", status=Status.MISSING, detail=str(error), fix=error.hint, needed=True)
+    places = []
+    for agent, variable in API_KEYS.items():
+        if environ.get(variable, "").strip():
+            hidden = " (before the stored one)" if agent in stored else ""
+            places.append(f"{agent}: {variable} is set{hidden}")
+        elif agent in stored:
+            places.append(f"{agent}: stored in {path} (mode {stat.S_IMODE(path.stat().st_mode):04o})")
+    if places:
+        return Check(name="API keys", status=Status.OK, detail="; ".join(places))
     return Check(
         name="API keys",
         status=Status.MISSING,
-        detail="none; the built-in search agent needs none",
-        fix=f"export {names} for an LLM agent",
+        detail=f"none in the environment or in {path}; the built-in search agent needs none",
+        fix="`autokernel keys set anthropic` (or openai) for an LLM agent",
     )
+
+
+def check_agent(environ: Mapping[str, str]) -> Check:
+    """Which agent a run takes that is told nothing of it, and why."""
+    try:
+        name, why = choose_agent("auto", AGENTS, {**environ, **available_keys(environ)})
+    except ConfigError:  # which has its own line
+        return Check(name="--agent auto", status=Status.WARN, detail="unknown until the file of keys can be read")
+    return Check(name="--agent auto", status=Status.OK, detail=f"{name} ({why})")
 
 
 def check_clock() -> Check:

@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 
 from autokernel.records import Baseline, Decision, Experiment, PlannedOp
 
+SHORTER = 0.90
+"""An equally fast kernel becomes the incumbent when its text is at most this fraction of the incumbent's."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelHistory:

@@ -20,6 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from autokernel.resources import of_amd_assembly
 from autokernel.target import KNOWN_TARGETS, Target, assume
 
 _RESOURCES = re.compile(r"REG:(\d+)\s+STACK:(\d+)\s+SHARED:(\d+)\s+LOCAL:(\d+)")
@@ -90,7 +91,11 @@ class _NoDriver:
 
 
 def _describe(kernel: Any) -> CompiledLaunch:
-    registers, stack = _cubin_resources(kernel.asm["cubin"]) if "cubin" in kernel.asm else _amd_resources(kernel.asm)
+    registers, stack = (
+        _cubin_resources(kernel.asm["cubin"])
+        if "cubin" in kernel.asm
+        else of_amd_assembly(kernel.asm.get("amdgcn", ""))
+    )
     return CompiledLaunch(
         kernel=kernel.metadata.name,
         num_warps=kernel.metadata.num_warps,
@@ -110,11 +115,3 @@ def _cubin_resources(cubin: bytes) -> tuple[int | None, int | None]:
         done = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, timeout=60)
     found = _RESOURCES.search(done.stdout)
     return (int(found[1]), int(found[2])) if found else (None, None)
-
-
-def _amd_resources(asm: dict[str, Any]) -> tuple[int | None, int | None]:
-    """(vector registers, scratch bytes) as AMD's assembly states them."""
-    text = asm.get("amdgcn", "")
-    registers = re.search(r"\.vgpr_count:\s*(\d+)", text)
-    scratch = re.search(r"\.private_segment_fixed_size:\s*(\d+)", text)
-    return int(registers[1]) if registers else None, int(scratch[1]) if scratch else None

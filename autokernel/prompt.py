@@ -15,19 +15,13 @@ from autokernel import experience, playbook
 from autokernel.errors import ConfigError
 from autokernel.history import KernelHistory
 from autokernel.records import Decision, KernelResources, TimedCase
-from autokernel.roofline import Bound
+from autokernel.standing import RooflinePosition, standing
 
 CHARS_PER_TOKEN = 3.5
 """An estimate, on the safe side for English and code in today's tokenizers; no tokenizer is loaded for it."""
 
 HISTORY_TOKENS = 4000
 """Kept free for what experiments have taught: of a playbook that would leave less, less is taken."""
-
-STANDING = {
-    Bound.MEMORY: "moving the bytes binds (memory)",
-    Bound.COMPUTE: "the arithmetic binds (compute)",
-    Bound.OVERHEAD: "starting the work costs more than doing it (overhead)",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +35,6 @@ class Prompt:
     def tokens(self) -> int:
         """Estimated size of both parts."""
         return estimate_tokens(self.system) + estimate_tokens(self.user)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RooflinePosition:
-    """Where the incumbent stands, per forward. `headroom` is the share of its time that is left, in [0, 1]."""
-
-    latency_us: float
-    floor_us: float | None = None
-    bound: Bound | None = None
-    headroom: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +152,7 @@ def user_part(history: KernelHistory, context: PromptContext, detail: _Detail) -
         _calls(history, context),
         *_other_ideas(context, detail),
         f"## kernel.py now (the incumbent)\n\n{experience.fenced(history.incumbent, 'python')}",
-        _standing(history, context),
+        standing(history, context.roofline, _latencies(history, context), context.resources or ()),
         *_experiments(history, detail),
         *_not_again(history, detail),
     ]
@@ -213,44 +197,6 @@ def _call(timed: TimedCase) -> str:
         tensors.append(f"{name} {list(meta.shape)} {meta.dtype}{strides}")
     scalars = [f"{name}={value!r}" for name, value in timed.case.scalars.items()]
     return f"{timed.calls} x ({', '.join([*tensors, *scalars])})"
-
-
-def _standing(history: KernelHistory, context: PromptContext) -> str:
-    position = context.roofline or RooflinePosition(latency_us=history.incumbent_us, floor_us=history.floor_us)
-    lines = ["## Where the incumbent stands", ""]
-    latencies = _latencies(history, context)
-    if latencies:
-        fastest = min(latencies, key=lambda name: latencies[name])
-        ratio = latencies[fastest] / position.latency_us
-        lines.append(
-            f"- {position.latency_us:.1f} us for one forward's calls: {ratio:.2f}x PyTorch's fastest way ({fastest})."
-        )
-    else:
-        lines.append(f"- {position.latency_us:.1f} us for one forward's calls.")
-    if position.floor_us is None:
-        lines.append("- The floor is unknown: nobody has measured this device's ceilings for this dtype.")
-    else:
-        headroom = position.headroom
-        if headroom is None:
-            headroom = max(0.0, 1 - position.floor_us / position.latency_us)
-        binds = "" if position.bound is None else f"; {STANDING[position.bound]}"
-        lines.append(
-            f"- Floor by the roofline: {position.floor_us:.1f} us, so {headroom:.0%} of the time is left{binds}."
-        )
-    lines += [f"- {_resources(kernel)}" for kernel in context.resources or ()]
-    return "\n".join(lines)
-
-
-def _resources(kernel: KernelResources) -> str:
-    known = [
-        (kernel.registers, "registers per thread"),
-        (kernel.stack_bytes, "bytes of stack per thread (spills, if any, go there)"),
-        (kernel.shared_bytes, "bytes of shared memory per block"),
-        (kernel.threads, "threads per block"),
-        (kernel.blocks_per_sm, "blocks fit on a multiprocessor"),
-    ]
-    said = ", ".join(f"{value} {what}" for value, what in known if value is not None)
-    return f"Compiled `{experience.one_line(kernel.kernel, 80)}`: {said or 'resources unknown'}."
 
 
 def _other_ideas(context: PromptContext, detail: _Detail) -> Iterator[str]:

@@ -217,7 +217,8 @@ class KernelResources:
     """What a compiled device kernel takes: registers per thread, stack (where spilled registers go), shared memory.
 
     None is unknown. `shared_bytes` is of one block; what a CUDA launch adds dynamically is not in it. `threads` is the
-    block's size where the compiler was told; `blocks_per_sm` how many of them fit on one multiprocessor.
+    block's size where the compiler was told; `blocks_per_sm` how many of them fit on one multiprocessor, `occupancy`
+    the share of its threads that they are, in [0, 1].
     """
 
     kernel: str
@@ -226,6 +227,7 @@ class KernelResources:
     shared_bytes: int | None = None
     threads: int | None = None
     blocks_per_sm: int | None = None
+    occupancy: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,8 @@ process. A built CUDA library is only read, by cuobjdump; nothing of it is loade
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import math
 import os
 import re
 import shutil
@@ -14,6 +16,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from autokernel.gpus import Gpu
@@ -22,7 +25,7 @@ from autokernel.records import KernelResources
 if TYPE_CHECKING:
     from autokernel.offgpu import CompiledLaunch
 
-TOOL_TIMEOUT_S = 60
+TOOL_TIMEOUT_S = 20
 RESERVED_SHARED_BYTES = 1024
 """Of each block, kept by the driver on compute capability 8.0 and later; cuobjdump counts it from 9.0 on."""
 
@@ -33,6 +36,9 @@ THREADS_PER_SM = {"sm_86": 1536, "sm_87": 1536, "sm_89": 1536, "sm_120": 1536, "
 USUAL_THREADS_PER_SM = 2048
 
 _FUNCTION = re.compile(r"Function (\S+?):\s+REG:(\d+)\s+STACK:(\d+)\s+SHARED:(\d+)\s+LOCAL:(\d+)")
+_SECTION = ".nv.info."  # begins the line before what a function's section says
+_AMD_REGISTERS = re.compile(r"\.vgpr_count:\s*(\d+)")
+_AMD_SCRATCH = re.compile(r"\.private_segment_fixed_size:\s*(\d+)")
 
 
 def of_triton(kernel_fn: Callable[..., Any], inputs: Mapping[str, Any], target: str) -> tuple[KernelResources, ...]:
@@ -61,53 +67,86 @@ def of_launches(launches: Iterable[CompiledLaunch], warp_size: int = 32) -> tupl
     )
 
 
-def of_library(path: Path) -> tuple[KernelResources, ...] | None:
+def of_library(path: Path, *, launch_bounds: bool = False) -> tuple[KernelResources, ...] | None:
     """The kernels of a CUDA library or cubin, by name; None without cuobjdump or where it cannot read the file.
 
-    Shared memory is what is declared: what a launch adds dynamically is not known before it.
+    Shared memory is what is declared: what a launch adds dynamically is not known before it. With `launch_bounds`
+    (which takes longer) `threads` is the largest block that `__launch_bounds__` allows, where the source has it.
     """
+    usage = _dumped("--dump-resource-usage", path)
+    if usage is None:
+        return None
+    return read_usage(usage, read_bounds(_dumped("--dump-elf", path) or "") if launch_bounds else {})
+
+
+def _dumped(what: str, path: Path) -> str | None:
     tool = find_cuobjdump()
     if tool is None or not path.is_file():
         return None
     try:
         done = subprocess.run(
-            [tool, "--dump-resource-usage", str(path)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TOOL_TIMEOUT_S,
+            [tool, what, str(path)], capture_output=True, text=True, errors="replace", timeout=TOOL_TIMEOUT_S
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return read_usage(done.stdout) if done.returncode == 0 else None
+    return done.stdout if done.returncode == 0 else None
 
 
-def read_usage(text: str) -> tuple[KernelResources, ...]:
-    """The kernels in the output of `cuobjdump --dump-resource-usage`, with readable names."""
+def read_usage(text: str, bounds: Mapping[str, int] = MappingProxyType({})) -> tuple[KernelResources, ...]:
+    """The kernels in the output of `cuobjdump --dump-resource-usage`, with readable names.
+
+    `bounds` are threads per block by the compiler's own names.
+    """
     found = sorted(_FUNCTION.findall(text))
     names = _readable([row[0] for row in found])
     return tuple(
         KernelResources(
-            kernel=name, registers=int(registers), stack_bytes=max(int(stack), int(local)), shared_bytes=int(shared)
+            kernel=name,
+            registers=int(registers),
+            stack_bytes=max(int(stack), int(local)),
+            shared_bytes=int(shared),
+            threads=bounds.get(mangled),
         )
-        for name, (_, registers, stack, shared, local) in zip(names, found, strict=True)
+        for name, (mangled, registers, stack, shared, local) in zip(names, found, strict=True)
     )
 
 
+def read_bounds(text: str) -> dict[str, int]:
+    """Function -> threads of the largest block that it may be launched with, from `cuobjdump --dump-elf`."""
+    function, bounds = "", {}
+    for line in (lines := iter(text.splitlines())):
+        if line.startswith(_SECTION):
+            function = line.removeprefix(_SECTION)
+        elif line.endswith("EIATTR_MAX_THREADS") and function:
+            sides = re.findall(r"0x[0-9a-f]+", " ".join(itertools.islice(lines, 2)))
+            bounds[function] = math.prod(int(side, 16) for side in sides)
+    return bounds
+
+
+def of_amd_assembly(text: str) -> tuple[int | None, int | None]:
+    """(vector registers, scratch bytes) as AMD's assembly states them."""
+    registers, scratch = _AMD_REGISTERS.search(text), _AMD_SCRATCH.search(text)
+    return int(registers[1]) if registers else None, int(scratch[1]) if scratch else None
+
+
 def with_occupancy(resources: KernelResources, gpu: Gpu) -> KernelResources:
-    """`resources` with the blocks that fit on one multiprocessor, where NVIDIA's rules and all numbers are known."""
+    """`resources` with the blocks that fit on one multiprocessor and the share of its threads that they are.
+
+    Only where NVIDIA's rules and all numbers are known; otherwise as they were.
+    """
     registers, shared, threads = resources.registers, resources.shared_bytes, resources.threads
     if not gpu.arch.startswith("sm_") or not registers or not threads or shared is None or not gpu.shared_bytes_per_sm:
         return resources
     warps = -(-threads // 32)
     per_warp = -(-registers * 32 // REGISTER_UNIT) * REGISTER_UNIT
+    room = THREADS_PER_SM.get(gpu.arch, USUAL_THREADS_PER_SM)
     blocks = min(
         REGISTERS_PER_SM // (per_warp * warps),
         gpu.shared_bytes_per_sm // (shared + RESERVED_SHARED_BYTES),
-        THREADS_PER_SM.get(gpu.arch, USUAL_THREADS_PER_SM) // (warps * 32),
+        room // (warps * 32),
         BLOCKS_PER_SM,
     )
-    return replace(resources, blocks_per_sm=blocks)
+    return replace(resources, blocks_per_sm=blocks, occupancy=blocks * warps * 32 / room)
 
 
 def find_cuobjdump() -> str | None:

@@ -25,6 +25,7 @@ from autokernel.amdahl import potential
 from autokernel.backends import choose_backend
 from autokernel.bench import Bench
 from autokernel.errors import RepositoryError
+from autokernel.facts import Facts
 from autokernel.gitrepo import RunRepository
 from autokernel.history import KernelHistory
 from autokernel.journal import Journal
@@ -73,7 +74,13 @@ class Session:
         self._agent: Agent
         self._agent_limit: str | None = None  # why the agent may not go on: money, tokens, time
         self._host = AgentHost(
-            self.settings, view, self._journal, self._time_left_s, state, lambda: self._histories.values()
+            self.settings,
+            view,
+            self._journal,
+            self._time_left_s,
+            state,
+            lambda: self._histories.values(),
+            Facts(builds=run_dir.builds, ceilings=self._ceilings),
         )
         self._sandbox: str  # what of the judge's sandbox is enforced here, for the report
         self._tip: str  # the branch as the journal knows it: whatever a crash left beyond it is undone

@@ -6,7 +6,6 @@ Pure: text in, `Idea` or `Rejected` out. Nothing is run; the file is read by `as
 from __future__ import annotations
 
 import ast
-import functools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from autokernel.agents.talk import Reply, Stop
 from autokernel.errors import ConfigError
 from autokernel.history import KernelHistory
 from autokernel.kernelfile import parse_kernel
+from autokernel.structure import twin_of
 
 HYPOTHESIS_LIMIT = 240
 KERNEL_LIMIT = 256 * 1024
@@ -224,24 +224,8 @@ def _check_kernel(text: str, history: KernelHistory) -> None:
             f"KERNEL_TYPE and BACKEND are {kernel.kernel_type!r} and {kernel.backend!r}, "
             f"not {history.op!r} and {history.backend!r}",
         )
-    structure = _structure(text)
-    if structure == _structure(history.incumbent):
-        raise _Unusable(Fault.UNCHANGED, "this is the current kernel.py: nothing but spaces and comments differs")
-    for experiment in history.experiments:
-        if structure == _structure(experiment.proposal.kernel_py):
-            raise _Unusable(
-                Fault.REPEATED,
-                f"experiment {experiment.number} tried exactly this: {experiment.outcome.verdict}, {experiment.reason}",
-            )
-
-
-@functools.lru_cache(maxsize=2048)
-def _structure(text: str) -> str:
-    """Equal for files that differ only in spaces and comments of their Python; the text itself for what is none."""
-    try:
-        return ast.dump(ast.parse(text))
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return text
+    if (twin := twin_of(history, text)) is not None:
+        raise _Unusable(Fault.UNCHANGED if twin.is_incumbent else Fault.REPEATED, twin.reason)
 
 
 # -- words

@@ -17,7 +17,8 @@ from autokernel.agents.evidence import Evidence, Point, changes, gather, read_ke
 from autokernel.errors import AgentError, ConfigError
 from autokernel.history import KernelHistory
 from autokernel.kernelfile import with_config
-from autokernel.records import Proposal, text_digest
+from autokernel.records import Proposal
+from autokernel.structure import twin_of
 
 # All in log latency, where 0.01 is about one per cent. Chosen on synthetic landscapes (see tests/unit/test_search.py).
 KNOB_SPREAD = 0.15  # what a knob of which nothing is known may gain or lose
@@ -70,11 +71,10 @@ class SearchAgent:
         evidence = gather(history, kernel)
         if evidence is None:
             return None
-        tried = {e.proposal.digest for e in history.experiments} | {text_digest(history.incumbent)}
         rng = random.Random(f"{self.seed}/{history.op}/{len(history.experiments)}")
         for point, why in _ranked(evidence, rng):
             text = with_config(history.incumbent, evidence.space.config_at(point, evidence.incumbent))
-            if text_digest(text) not in tried:
+            if twin_of(history, text) is None:
                 return Proposal(hypothesis=_describe(evidence, point, why), kernel_py=text)
         return None
 

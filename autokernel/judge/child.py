@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autokernel.judge import audit, refresh, sandbox, wire
+from autokernel.judge import audit, places, refresh, sandbox, wire
 from autokernel.judge.bulk import Bulk
 from autokernel.judge.guarded import Guards, OutOfBounds
 from autokernel.judge.recorder import OpRecorder
@@ -286,8 +286,8 @@ def keep_files_in(folder: Path) -> None:
     os.environ.update(
         HOME=str(folder),
         TMPDIR=str(folder),
-        AUTOKERNEL_BUILD_DIR=str(folder / "build"),
-        TRITON_CACHE_DIR=str(folder / "triton"),
+        AUTOKERNEL_BUILD_DIR=str(folder / places.LIBRARIES),
+        TRITON_CACHE_DIR=str(folder / places.TRITON),
         TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor"),
         PYTHONDONTWRITEBYTECODE="1",
     )

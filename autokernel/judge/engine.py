@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autokernel.errors import MeasurementError
-from autokernel.judge import devicehealth
+from autokernel.judge import devicehealth, places
 from autokernel.judge.ahead import compile_ahead
 from autokernel.judge.contest import Contest
 from autokernel.judge.forkserver import ForkServer
@@ -24,8 +24,9 @@ from autokernel.judge.stages import STAGES, Stage
 from autokernel.judge.timing import CANDIDATE, CONFIRMING_PAIRS, PAIRS, SCREEN_ROUNDS, Duel, contest_of, pooled
 from autokernel.judge.trial import Trial
 from autokernel.judge.worker import Worker
-from autokernel.records import Baseline, Case, Outcome, StageReport, TimedCase, Timing, Verdict, text_digest
+from autokernel.records import Baseline, Case, Outcome, StageReport, TimedCase, Timing, Verdict
 from autokernel.spec import KernelSpec
+from autokernel.timed import by_weight, timed_calls
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +39,6 @@ SCREEN_BELOW = 0.97
 BASELINE_ROUNDS = 8
 COMPILE_DEADLINE_S = 240.0
 """torch.compile of a baseline builds C++ in its first call."""
-
-MAX_TIMED_CASES = 4
 
 
 class Judge:
@@ -60,8 +59,7 @@ class Judge:
         """
         self._server, self.spec, self._builds = server, spec, builds
         self._dtypes = dtypes
-        self._cases = sorted(cases, key=lambda item: item.calls * spec.bytes_moved(item.case), reverse=True)
-        self.timed = self._cases[:MAX_TIMED_CASES] or [_default_case(spec)]
+        self._cases, self.timed = by_weight(spec, cases), timed_calls(spec, cases)
 
     def evaluate(
         self, kernel_py: str, incumbent: str | None = None, *, timing: bool = True, all_stages: bool = True
@@ -161,7 +159,7 @@ class Judge:
         return None if self._server.device == "cpu" else devicehealth.usable_bytes()
 
     def _start(self, kernel_py: str) -> Worker:
-        folder = self._builds / text_digest(kernel_py)
+        folder = places.of_text(self._builds, kernel_py)
         folder.mkdir(parents=True, exist_ok=True)
         try:
             path = _place(kernel_py, folder)
@@ -285,8 +283,3 @@ def _check_syntax(kernel_py: str) -> None:
         ast.parse(kernel_py)
     except (SyntaxError, ValueError) as error:
         raise Rejected(Verdict.CRASH, f"not valid Python: {error}") from None
-
-
-def _default_case(spec: KernelSpec) -> TimedCase:
-    """What is timed without a model: the spec's heaviest case."""
-    return TimedCase(case=max(spec.cases, key=spec.bytes_moved), calls=1)

@@ -30,6 +30,7 @@ SCRIPT = [
     Say(tool={"hypothesis": "broken", "kernel_py": "def kernel_fn(:\n"}),
     Say(text=f"Hypothesis: wait longer\n\n```python\n{SLOWER}```"),
     Say(tool='{"hypothesis": "cut off", "kernel_py": "imp', finish="length"),
+    Say(tool={"hypothesis": "the same in other words", "kernel_py": SLOW_STARTER + "# again\n"}),
     Say(text="Hypothesis: do not wait at all\r\n\r\n~~~python\r\n" + FAST.replace("\n", "\r\n") + "~~~\r\n"),
 ]
 
@@ -75,17 +76,21 @@ def test_a_scripted_model_optimizes_rmsnorm(workdir, monkeypatch):  # noqa: F811
     events = Journal(run.journal_path).events()
     calls = [event.fields for event in events if event.kind == "called"]
     assert [call["outcome"] for call in calls] == [
-        *("prose only", "ok", "overloaded", "syntax error", "ok", "truncated", "ok"),
+        *("prose only", "ok", "overloaded", "syntax error", "ok", "truncated", "unchanged", "ok"),
     ]
     state = load_state(run)
-    assert state.tokens == sum(call["tokens"] or 0 for call in calls) == 6 * 1650
+    assert state.tokens == sum(call["tokens"] or 0 for call in calls) == 7 * 1650
     assert state.cost_usd == pytest.approx(sum(call["cost_usd"] or 0 for call in calls))
     assert state.settings == replace(asked, backend="cpp")
 
     for path in workdir.rglob("*"):
         if path.is_file():
             assert SECRET.encode() not in path.read_bytes(), path
-    assert SECRET not in json.dumps(server.requests)
+    sent = json.dumps(server.requests)
+    assert SECRET not in sent
+    assert "def rmsnorm(x: Tensor" in sent
+    assert " GB/s and " in sent
+    assert "nothing but comments, docstrings and white space differs" in sent
     assert os.environ["OPENAI_API_KEY"] == SECRET
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from autokernel import machine
+from autokernel import keys, machine
 from autokernel.doctor import (
     Check,
     Status,
     can_run,
+    check_agent,
     check_clock,
     check_compiler,
     check_git,
@@ -74,13 +75,57 @@ def test_no_compiler_and_no_git_are_missing_and_needed(monkeypatch, tmp_path):
         assert found.fix
 
 
-def test_key_names_are_shown_and_values_never():
-    found = check_keys({"OPENAI_API_KEY": "sk-secret", "ANTHROPIC_API_KEY": "  "})
+SECRET = "sk-secret-0123456789"
+
+
+def test_keys_are_named_with_their_place_and_values_never(tmp_path):
+    environ = {"XDG_CONFIG_HOME": str(tmp_path), "OPENAI_API_KEY": SECRET, "ANTHROPIC_API_KEY": "  "}
+    found = check_keys(environ)
+    assert (found.status, found.detail) == (Status.OK, "openai: OPENAI_API_KEY is set")
+    path = keys.keys_path(environ)
+    keys.store_keys(path, {"anthropic": SECRET, "openai": SECRET})
+    found = check_keys(environ)
+    assert found.detail == (
+        f"anthropic: stored in {path} (mode 0600); openai: OPENAI_API_KEY is set (before the stored one)"
+    )
+    assert SECRET not in repr(check_keys(environ)) + repr(check_agent(environ))
+
+
+def test_no_key_is_no_reason_not_to_run(tmp_path):
+    found = check_keys({"XDG_CONFIG_HOME": str(tmp_path)})
+    assert found.status is Status.MISSING
+    assert "autokernel keys set" in found.fix
+    assert can_run([found])
+
+
+def test_a_file_of_keys_that_others_can_read_stops_a_run(tmp_path):
+    environ = {"XDG_CONFIG_HOME": str(tmp_path)}
+    path = keys.keys_path(environ)
+    keys.store_keys(path, {"openai": SECRET})
+    path.chmod(0o644)
+    found = check_keys(environ)
+    assert "mode 0644" in found.detail
+    assert found.fix == f"chmod 600 {path}"
+    assert not can_run([found])
+    assert check_agent(environ).status is Status.WARN
+
+
+@pytest.mark.parametrize(
+    ("environ", "stored", "agent", "why"),
+    [
+        ({}, {}, "search", "no API key found"),
+        ({"OPENAI_API_KEY": SECRET}, {}, "openai", "OPENAI_API_KEY is set"),
+        ({"OPENAI_API_KEY": SECRET}, {"anthropic": SECRET}, "anthropic", "ANTHROPIC_API_KEY is set"),
+        ({"ANTHROPIC_BASE_URL": "http://localhost:1"}, {}, "anthropic", "ANTHROPIC_BASE_URL is set"),
+    ],
+)
+def test_the_agent_that_auto_takes_is_named_with_the_reason(tmp_path, environ, stored, agent, why):
+    environ = {"XDG_CONFIG_HOME": str(tmp_path), **environ}
+    if stored:
+        keys.store_keys(keys.keys_path(environ), stored)
+    found = check_agent(environ)
     assert found.status is Status.OK
-    assert found.detail == "OPENAI_API_KEY set"
-    none = check_keys({})
-    assert none.status is Status.MISSING
-    assert not none.needed
+    assert found.detail.startswith(f"{agent} ({why}")
 
 
 def test_working_directory_is_tried_and_left_clean(tmp_path):

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from autokernel import playbook
+from autokernel.agents.llm import PROMPT_TOKENS
 from autokernel.errors import ConfigError
 from autokernel.experience import fenced, one_line
+from autokernel.loading import toplevel
 from autokernel.prompt import (
     OtherIdea,
     PromptContext,
-    RooflinePosition,
     build_prompt,
     estimate_tokens,
     ideas_of,
@@ -23,6 +24,7 @@ from autokernel.prompt import (
 )
 from autokernel.records import Decision, KernelResources, Proposal, Verdict
 from autokernel.roofline import Bound
+from autokernel.standing import RooflinePosition
 from tests.unit.sample_run import experiment, started
 
 SNAPSHOTS = Path(__file__).with_name("prompts")
@@ -74,8 +76,28 @@ def known_context():
         backend="triton",
         device="NVIDIA H200",
         arch="sm_90",
-        roofline=RooflinePosition(latency_us=800.0, floor_us=400.0, bound=Bound.MEMORY, headroom=0.5),
-        resources=(KernelResources(kernel="_rows", registers=40, stack_bytes=16, shared_bytes=128, threads=256),),
+        roofline=RooflinePosition(
+            latency_us=800.0,
+            floor_us=400.0,
+            bound=Bound.MEMORY,
+            flops=3_000_000_000,
+            nbytes=1_600_000_000,
+            ridge=12.5,
+            host_us=27.5,
+            graph_us=803.0,
+        ),
+        resources=(
+            KernelResources(
+                kernel="_rows",
+                registers=40,
+                stack_bytes=16,
+                shared_bytes=128,
+                threads=256,
+                blocks_per_sm=6,
+                occupancy=0.75,
+            ),
+            KernelResources(kernel="_rows", registers=22, stack_bytes=0, shared_bytes=0, threads=32),
+        ),
         ideas=(OtherIdea(op="softmax", idea="One warp per row", speedup=1.21),),
     )
 
@@ -185,6 +207,59 @@ def test_oracle_and_allowed_calls_are_in_the_stable_part():
     text = build_prompt(fresh(), context, budget_tokens=BUDGET).system
     assert "def rmsnorm(x): ..." in text
     assert "`aten.cat`, `aten.copy_`" in text
+
+
+def test_only_the_hungriest_kernels_are_told():
+    many = tuple(KernelResources(kernel=f"k{number}", registers=255 - number) for number in range(40))
+    user = build_prompt(fresh(), replace(CONTEXT, resources=many), budget_tokens=BUDGET).user
+    assert "Compiled `k5`: 250 registers per thread." in user
+    assert "`k6`" not in user
+    assert "34 that take less are left out" in user
+
+
+def test_static_memory_and_the_largest_block_are_called_so_for_cuda():
+    context = replace(CONTEXT, resources=(KernelResources(kernel="rows", shared_bytes=128, threads=256),))
+    user = build_prompt(replace(fresh(), backend="cuda"), context, budget_tokens=BUDGET).user
+    assert "Compiled `rows`: 128 bytes of static shared memory per block, 256 threads per block at most." in user
+
+
+def test_launches_bind_where_the_host_takes_longer_than_the_gpu():
+    context = replace(CONTEXT, roofline=RooflinePosition(latency_us=800.0, host_us=900.0))
+    user = build_prompt(fresh(), context, budget_tokens=BUDGET).user
+    assert "The host needs 900.0 us to start these calls, longer than the GPU works on them: launches bind." in user
+
+
+def test_what_is_as_fast_and_shorter_is_said_to_be_kept():
+    prompt = build_prompt(fresh(), CONTEXT, budget_tokens=BUDGET)
+    assert f"makes it {int(0.9 * len(KERNEL))} or less." in prompt.user
+    assert "Simple wins ties" in prompt.system
+
+
+SYSTEM_TOKENS = 15_000
+ARCHES = {"triton": ("sm_80", "sm_89", "sm_90", "sm_100", "gfx942"), "cuda": ("sm_80", "sm_89", "sm_90", "sm_100")}
+TASKS = [
+    (path.stem, path.parent.name, arch)
+    for path in sorted(toplevel("kernels").glob("*/*.py"))
+    for arch in ARCHES.get(path.parent.name, ("cpu",))
+]
+
+
+@pytest.mark.parametrize(("op", "backend", "arch"), TASKS)
+def test_every_task_has_a_prompt_of_bounded_size(op, backend, arch):
+    starter = (toplevel("kernels") / backend / f"{op}.py").read_text()
+    history = long_night(12, reason="because of the cache " * 50)
+    history = replace(history, backend=backend, planned=replace(history.planned, op=op), incumbent=starter)
+    context = replace(known_context(), op=op, backend=backend, arch=arch, oracle="oracle " * 300)
+    prompt = build_prompt(history, context, budget_tokens=PROMPT_TOKENS)
+    assert estimate_tokens(prompt.system) <= SYSTEM_TOKENS
+    assert prompt.tokens <= PROMPT_TOKENS
+    assert "```" + {"triton": "python", "cuda": "cuda"}.get(backend, "cpp") in prompt.system  # nothing had to go
+    assert "12 so far" in prompt.user
+    assert starter.strip() in prompt.user
+
+
+def test_all_nine_ops_are_among_the_tasks():
+    assert len(TASKS) == 9 * (5 + 4 + 1)
 
 
 def test_best_idea_of_each_other_op_is_taken():
