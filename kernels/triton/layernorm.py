@@ -10,6 +10,9 @@ rows      the normalized dimension has unit stride and a row fits in registers, 
           over it. A program takes ROWS rows and is done with them after one load; short rows share a program, long ones
           are spread over up to 32 warps. As an alternative a persistent grid loops over the rows with weight and bias
           in registers, and the next rows are copied to shared memory meanwhile.
+whole     rows of 4 to 32 KB whose length is a power of two, known when the kernel is compiled: nothing is masked and
+          nothing left over. Rows of more than one step are gone over twice, the second time out of the caches: so
+          little state is kept that a multiprocessor is full of programs, each with its loads under way.
 long      longer rows. One program per row and multiprocessor goes over it twice: every lane keeps the mean of what it
           saw and the squared distances to that, then comes the scaling. The second pass runs backwards: what was read
           last is the likeliest still to be cached, and there is no barrier in either pass.
@@ -28,6 +31,8 @@ from autokernel.target import on_device, target_of
 KERNEL_TYPE = "layernorm"
 BACKEND = "triton"
 TUNABLES = {
+    "STEPS": [0, 1, 2, 4, 8],  # whole: steps in which a row is gone over, twice if more than one; 0: by shape
+    "STEP_WARPS": [0, 2, 4, 8, 16, 32],  # whole: warps per row; 0: by shape
     "WARPS": [0, 1, 2, 4, 8, 16, 32],  # rows: warps per program; 0: two 16-byte loads per thread
     "ROWS": [0, 1, 2, 4, 8, 16, 32],  # rows: rows per program; 0: one, or several short ones
     "PERSISTENT": [0, -1, 1, 2, 3, 4, 6, 8],  # rows: programs per multiprocessor that loop; -1: no loop; 0: by shape
@@ -42,6 +47,8 @@ TUNABLES = {
     "ACROSS": [8, 16, 32, 64],  # strided: neighbouring rows of a program, where it is those that are contiguous
 }
 CONFIG = {
+    "STEPS": 0,
+    "STEP_WARPS": 0,
     "WARPS": 0,
     "ROWS": 0,
     "PERSISTENT": 0,
@@ -158,6 +165,42 @@ def _rows_kernel(
             )  # fmt: skip
 
 
+@triton.jit(do_not_specialize=["stride"])
+def _whole_kernel(
+    x, weight, bias, out, stride, eps, ALIGN: tl.constexpr, COLS: tl.constexpr, STEPS: tl.constexpr,
+    STORE: tl.constexpr,
+):  # fmt: skip
+    CHUNK: tl.constexpr = COLS // STEPS
+    row = tl.program_id(0).to(tl.int64)
+    x += row * (stride // ALIGN * ALIGN)
+    out += row * COLS
+    lane = tl.arange(0, CHUNK)
+    # A lane keeps the mean of what it sees and the sum of squared distances to that (spread), as Welford does.
+    mean = tl.zeros([CHUNK], tl.float32)
+    spread = tl.zeros([CHUNK], tl.float32)
+    for seen in tl.static_range(0, STEPS):
+        value = tl.load(x + seen * CHUNK + lane, eviction_policy="evict_last").to(tl.float32)
+        step = value - mean
+        mean += step * (1.0 / (seen + 1))
+        spread += step * (value - mean)
+    # Where all are equal, so is the mean of all, to the last bit: sums of 2^n equal numbers are exact.
+    center = 0.0
+    PASSES: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 16  # what fp32 lost is found by doing it again
+    for _ in tl.static_range(PASSES):
+        off = tl.sum(mean, 0) * (1.0 / CHUNK)
+        mean -= off
+        center += off
+    scale = 1.0 / tl.sqrt_rn(tl.sum(spread + mean * mean * STEPS, 0) / COLS + eps)
+    for done in tl.range(0, STEPS):
+        at = done * CHUNK + lane
+        if STEPS == 1:
+            y = mean * scale
+        else:
+            y = (tl.load(x + at, eviction_policy="evict_first").to(tl.float32) - center) * scale
+        y = y * _read(weight, 1.0, at, COLS, ALIGN, False) + _read(bias, 0.0, at, COLS, ALIGN, False)
+        tl.store(out + at, y.to(out.dtype.element_ty), eviction_policy=STORE)
+
+
 @triton.jit(do_not_specialize=["cols", "stride"])
 def _long_kernel(
     x, weight, bias, out, cols, stride, eps, ALIGN: tl.constexpr, UNROLL: tl.constexpr, LANES: tl.constexpr,
@@ -255,6 +298,9 @@ def _strided_kernel(
 
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+WHOLE = {4096: (2, 128), 8192: (2, 256), 16384: (2, 256), 32768: (4, 512)}
+"""whole: for rows of so many bytes (steps, threads). On an H200 in bf16, 32768 rows of 4096 took 130.9 us instead of
+the 135.4 us of `rows`, 8192 rows of 8192 took 69.1 instead of 104.0 us."""
 MAX_TILE = 65536  # elements of a program; more do not fit in its registers, whatever CONFIG says
 ONE_WARP_BYTES = 2048  # a row of at most this much belongs to one warp, which needs no barrier to reduce it
 SHORT_TILE_BYTES = 4096  # what a program takes of shorter rows
@@ -304,6 +350,13 @@ def _launch_rows(x, weight, bias, out, eps, rows, cols, stride):
     divisor = cols | stride if rows > 1 else cols
     align = 1 if x.data_ptr() % 16 else min(divisor & -divisor, 16)
     with on_device(x):
+        steps, threads = _steps(rows, cols, x.element_size()) if align * x.element_size() >= 16 else (0, 0)
+        if steps:
+            warps = CONFIG["STEP_WARPS"] or threads // target.warp_size
+            _whole_kernel[(rows,)](
+                x, weight, bias, out, stride, eps, align, cols, steps, CONFIG["STORE"], num_warps=warps
+            )
+            return
         if cols > CONFIG["MAX_BLOCK"]:
             warps = min(CONFIG["LONG_WARPS"], 1024 // target.warp_size)
             vector = 16 // x.element_size()
@@ -322,6 +375,12 @@ def _launch_rows(x, weight, bias, out, eps, rows, cols, stride):
             x, weight, bias, out, rows, cols, stride, eps, align, tile_rows, block,
             block != cols or rows % tile_rows != 0, stages, early, CONFIG["LOAD"], CONFIG["STORE"], num_warps=warps,
         )  # fmt: skip
+
+
+def _steps(rows, cols, itemsize):
+    """(steps, threads) for rows that are a `whole`; no steps for others."""
+    steps, threads = WHOLE.get(cols * itemsize, (0, 0)) if cols & (cols - 1) == 0 else (0, 0)
+    return CONFIG["STEPS"] if steps and CONFIG["STEPS"] else steps, threads
 
 
 @functools.lru_cache(4096)

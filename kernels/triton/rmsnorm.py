@@ -9,7 +9,10 @@ rows      the normalized dimension has unit stride and a row fits in registers. 
           with them after one load; short rows share a program, long ones are spread over up to 32 warps. As an
           alternative a persistent grid loops over the rows with the weight in registers, and the next rows are copied
           to shared memory meanwhile.
-long      longer rows, and those of 8 to 16 KB. A program goes over a row twice: squares are summed in every lane, then
+whole     rows of 4 to 32 KB whose length is a power of two, known when the kernel is compiled: nothing is masked and
+          nothing left over. Rows of more than one step are gone over twice, the second time out of the caches: so
+          little state is kept that a multiprocessor is full of programs, each with its loads under way.
+long      longer rows. One program per row and multiprocessor goes over it twice: squares are summed in every lane, then
           comes the scaling. The second pass runs backwards: what was read last is the likeliest still to be cached,
           and there is no barrier in either pass.
 strided   heads that were transposed or cut out of a larger tensor, channels first: two-dimensional tiles whose
@@ -27,6 +30,8 @@ from autokernel.target import on_device, target_of
 KERNEL_TYPE = "rmsnorm"
 BACKEND = "triton"
 TUNABLES = {
+    "STEPS": [0, 1, 2, 4, 8],  # whole: steps in which a row is gone over, twice if more than one; 0: by shape
+    "STEP_WARPS": [0, 2, 4, 8, 16, 32],  # whole: warps per row; 0: by shape
     "WARPS": [0, 1, 2, 4, 8, 16, 32],  # rows: warps per program; 0: two 16-byte loads per thread
     "ROWS": [0, 1, 2, 4, 8, 16, 32],  # rows: rows per program; 0: one, or several short ones
     "PERSISTENT": [0, -1, 1, 2, 3, 4, 6, 8],  # rows: programs per multiprocessor that loop; -1: no loop; 0: by shape
@@ -35,13 +40,14 @@ TUNABLES = {
     "LOAD": ["evict_first", ""],  # cache policy of what is read once
     "STORE": ["evict_first", ""],  # cache policy of the output
     "MAX_BLOCK": [8192, 16384, 32768, 65536],  # the longest row, in elements, that is kept in registers
-    "PASSES": [0, 1, 2],  # 2: go over rows that fit in registers twice as well; 0: by shape
-    "LONG_WARPS": [0, 4, 8, 16, 32],  # long: warps per row; 0: by shape, as in the next
-    "UNROLL": [0, 1, 2, 4, 8],  # long: 16-byte loads per thread and step
+    "LONG_WARPS": [8, 16, 32],  # long: warps per row
+    "UNROLL": [1, 2, 4, 8],  # long: 16-byte loads per thread and step
     "LONG_STAGES": [1, 2, 3],  # long: steps in flight; 1: only what the warps' drift gives
     "ACROSS": [8, 16, 32, 64],  # strided: neighbouring rows of a program, where it is those that are contiguous
 }
 CONFIG = {
+    "STEPS": 0,
+    "STEP_WARPS": 0,
     "WARPS": 0,
     "ROWS": 0,
     "PERSISTENT": 0,
@@ -50,9 +56,8 @@ CONFIG = {
     "LOAD": "",
     "STORE": "",
     "MAX_BLOCK": 32768,
-    "PASSES": 0,
-    "LONG_WARPS": 0,
-    "UNROLL": 0,
+    "LONG_WARPS": 32,
+    "UNROLL": 2,
     "LONG_STAGES": 1,
     "ACROSS": 16,
 }
@@ -145,6 +150,33 @@ def _rows_kernel(
             )  # fmt: skip
 
 
+@triton.jit(do_not_specialize=["stride"])
+def _whole_kernel(
+    x, weight, out, stride, eps, ALIGN: tl.constexpr, COLS: tl.constexpr, STEPS: tl.constexpr, STORE: tl.constexpr,
+):  # fmt: skip
+    CHUNK: tl.constexpr = COLS // STEPS
+    row = tl.program_id(0).to(tl.int64)
+    x += row * (stride // ALIGN * ALIGN)
+    out += row * COLS
+    lane = tl.arange(0, CHUNK)
+    if STEPS == 1:
+        value = tl.load(x + lane).to(tl.float32)
+        y = value * _scale(tl.sum(value * value, 0), COLS, eps)
+        y *= _read(weight, lane, COLS, ALIGN, False)
+        tl.store(out + lane, y.to(out.dtype.element_ty), eviction_policy=STORE)
+    else:
+        total = tl.zeros([CHUNK], tl.float32)
+        for step in tl.range(0, STEPS):
+            value = tl.load(x + step * CHUNK + lane, eviction_policy="evict_last").to(tl.float32)
+            total += value * value
+        scale = _scale(tl.sum(total, 0), COLS, eps)
+        for step in tl.range(0, STEPS):
+            at = step * CHUNK + lane
+            y = tl.load(x + at, eviction_policy="evict_first").to(tl.float32) * scale
+            y *= _read(weight, at, COLS, ALIGN, False)
+            tl.store(out + at, y.to(out.dtype.element_ty), eviction_policy=STORE)
+
+
 @triton.jit(do_not_specialize=["cols", "stride"])
 def _long_kernel(
     x, weight, out, cols, stride, eps, ALIGN: tl.constexpr, UNROLL: tl.constexpr, LANES: tl.constexpr,
@@ -212,13 +244,14 @@ def _strided_kernel(
 
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+WHOLE = {4096: (1, 64), 8192: (2, 256), 16384: (2, 512), 32768: (2, 512)}
+"""whole: for rows of so many bytes (steps, threads). On an H200 in bf16, 32768 rows of 4096 took 129.8 us instead of
+the 135.2 us of `rows`, 8192 rows of 8192 took 68.2 instead of 81.1 us."""
+IN_CACHE_BYTES, IN_ONE_STEP = 64 << 20, (8192,)  # less than this of such rows is done in one step
 MAX_TILE = 65536  # elements of a program; more do not fit in its registers, whatever CONFIG says
 ONE_WARP_BYTES = 2048  # a row of at most this much belongs to one warp, which needs no barrier to reduce it
 SHORT_TILE_BYTES = 4096  # what a program takes of shorter rows
 MAX_ACCESSES = 8  # long: loads per thread and step
-TWICE_FROM_BYTES, TWICE_TO_BYTES, TWICE_WARPS = 8192, 16384, 4  # rows of this many bytes are gone over twice, in two
-# steps each: the second time they come from the caches, and little state lets many programs run. On an H200 in bf16
-# 32768 rows of 4096 took 131.5 instead of 135.8 us, 8192 rows of 8192 70.8 instead of 74.6 to 81.7 us
 PAIRED_FROM_BYTES, PAIRED_TO_BYTES, PAIR_WARPS = 8192, 16384, 8  # in one pass, two rows of that share a program of
 # few warps: on an H200, rows of 4096 and 8192 in bf16 took 2 to 18 % less than with THREAD_BYTES
 THREAD_BYTES = 32  # two 16-byte loads per thread: few registers, so many programs fit, and enough bytes in flight
@@ -260,16 +293,17 @@ def _launch_rows(x, weight, out, eps, rows, cols, stride):
     divisor = cols | stride if rows > 1 else cols
     align = 1 if x.data_ptr() % 16 else min(divisor & -divisor, 16)
     with on_device(x):
-        row_bytes = triton.next_power_of_2(cols) * x.element_size()
-        by_shape = 2 if TWICE_FROM_BYTES <= row_bytes <= TWICE_TO_BYTES else 1
-        if cols > CONFIG["MAX_BLOCK"] or (CONFIG["PASSES"] or by_shape) == 2:
-            short = row_bytes <= TWICE_TO_BYTES
-            warps = min(CONFIG["LONG_WARPS"] or (TWICE_WARPS if short else 32), 1024 // target.warp_size)
+        steps, threads = _steps(rows, cols, x.element_size()) if align * x.element_size() >= 16 else (0, 0)
+        if steps:
+            warps = CONFIG["STEP_WARPS"] or threads // target.warp_size
+            _whole_kernel[(rows,)](x, weight, out, stride, eps, align, cols, steps, CONFIG["STORE"], num_warps=warps)
+            return
+        if cols > CONFIG["MAX_BLOCK"]:
+            warps = min(CONFIG["LONG_WARPS"], 1024 // target.warp_size)
             vector = 16 // x.element_size()
             span = min(align, vector)
-            loads = CONFIG["UNROLL"] or (max(1, row_bytes // (32 * warps * target.warp_size)) if short else 2)
             # Shorter accesses, more of them; but each has its own address and mask, and only so many fit in registers.
-            unroll = min(loads * vector // span, max(loads, MAX_ACCESSES))
+            unroll = min(CONFIG["UNROLL"] * vector // span, max(CONFIG["UNROLL"], MAX_ACCESSES))
             lanes = warps * target.warp_size * span
             stages = min(CONFIG["LONG_STAGES"], 1 + target.shared_bytes // (unroll * lanes * 2 * x.element_size()))
             _long_kernel[(rows,)](
@@ -282,6 +316,15 @@ def _launch_rows(x, weight, out, eps, rows, cols, stride):
             x, weight, out, rows, cols, stride, eps, align, tile_rows, block, block != cols or rows % tile_rows != 0,
             stages, early, CONFIG["LOAD"], CONFIG["STORE"], num_warps=warps,
         )  # fmt: skip
+
+
+def _steps(rows, cols, itemsize):
+    """(steps, threads) for rows that are a `whole`; no steps for others."""
+    row_bytes = cols * itemsize
+    steps, threads = WHOLE.get(row_bytes, (0, 0)) if cols & (cols - 1) == 0 else (0, 0)
+    if row_bytes in IN_ONE_STEP and rows * row_bytes < IN_CACHE_BYTES:
+        steps = 1
+    return CONFIG["STEPS"] if steps and CONFIG["STEPS"] else steps, threads
 
 
 @functools.lru_cache(4096)

@@ -8,6 +8,9 @@ Softmax moves bytes, so each structure below reads x from memory once and keeps 
 rows      the reduced dimension has unit stride and a row fits in registers. A program takes ROWS rows and is done with
           them after one load; short rows share a program, long ones are spread over up to 32 warps. As an alternative
           a persistent grid loops over the rows, and the next ones are copied to shared memory meanwhile.
+whole     rows of 4 to 16 KB whose length is a power of two, known when the kernel is compiled: nothing is masked and
+          nothing left over. Rows of more than one step are gone over twice, the second time out of the caches: so
+          little state is kept that a multiprocessor is full of programs, each with its loads under way.
 long      longer rows, such as a vocabulary. One program per row and multiprocessor goes over the row twice: a running
           maximum and sum in every lane, then the scaling. The second pass runs backwards: what was read last is the
           likeliest still to be cached, and there is no barrier in either pass.
@@ -26,6 +29,8 @@ from autokernel.target import on_device, target_of
 KERNEL_TYPE = "softmax"
 BACKEND = "triton"
 TUNABLES = {
+    "STEPS": [0, 1, 2, 4, 8],  # whole: steps in which a row is gone over, twice if more than one; 0: by shape
+    "STEP_WARPS": [0, 2, 4, 8, 16, 32],  # whole: warps per row; 0: by shape
     "WARPS": [0, 1, 2, 4, 8, 16, 32],  # rows: warps per program; 0: two 16-byte loads per thread
     "ROWS": [0, 1, 2, 4, 8, 16, 32],  # rows: rows per program; 0: one, or several short ones
     "PERSISTENT": [0, -1, 1, 2, 3, 4, 6, 8],  # rows: programs per multiprocessor that loop; -1: no loop; 0: by shape
@@ -39,6 +44,8 @@ TUNABLES = {
     "ACROSS": [16, 32, 64, 128],  # strided: neighbouring columns of a program, where those are contiguous
 }
 CONFIG = {
+    "STEPS": 0,
+    "STEP_WARPS": 0,
     "WARPS": 0,
     "ROWS": 0,
     "PERSISTENT": 0,
@@ -104,6 +111,37 @@ def _rows_kernel(
     else:
         for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
             _rows_tile(tile, x, out, rows, cols, stride, ROWS, BLOCK, MASKED, LOAD, STORE)
+
+
+@triton.jit(do_not_specialize=["stride"])
+def _whole_kernel(
+    x, out, stride, ALIGN: tl.constexpr, COLS: tl.constexpr, STEPS: tl.constexpr, STORE: tl.constexpr,
+):  # fmt: skip
+    CHUNK: tl.constexpr = COLS // STEPS
+    row = tl.program_id(0).to(tl.int64)
+    x += row * (stride // ALIGN * ALIGN)
+    out += row * COLS
+    lane = tl.arange(0, CHUNK)
+    if STEPS == 1:
+        value = tl.load(x + lane).to(tl.float32)
+        e = _exp(value - tl.max(value, 0))
+        y = e * (1.0 / tl.sum(e, 0))
+        tl.store(out + lane, y.to(out.dtype.element_ty), eviction_policy=STORE)
+    else:
+        peak = tl.full([CHUNK], LOWEST, tl.float32)
+        total = tl.zeros([CHUNK], tl.float32)
+        for step in tl.range(0, STEPS):
+            value = tl.load(x + step * CHUNK + lane, eviction_policy="evict_last").to(tl.float32)
+            higher = tl.maximum(peak, value)
+            total = total * _exp(peak - higher) + _exp(value - higher)
+            peak = higher
+        highest = tl.max(peak, 0)
+        scale = 1.0 / tl.sum(total * _exp(peak - highest), 0)
+        for step in tl.range(0, STEPS):
+            at = step * CHUNK + lane
+            value = tl.load(x + at, eviction_policy="evict_first").to(tl.float32)
+            y = _exp(value - highest) * scale
+            tl.store(out + at, y.to(out.dtype.element_ty), eviction_policy=STORE)
 
 
 @triton.jit(do_not_specialize=["cols", "stride"])
@@ -189,6 +227,10 @@ def _strided_kernel(
 
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+WHOLE = {4096: (1, 64), 8192: (4, 128), 16384: (1, 512)}
+"""whole: for rows of so many bytes (steps, threads). On an H200 in bf16, 32768 rows of 4096 took 130.3 us instead of
+the 134.8 us of `rows`."""
+IN_CACHE_BYTES, IN_ONE_STEP = 64 << 20, {8192: (1, 256)}  # less than this of such rows is done in one step
 MAX_TILE = 65536  # elements of a program; more do not fit in its registers, whatever CONFIG says
 ONE_WARP_BYTES = 2048  # a row of at most this much belongs to one warp, which needs no barrier to reduce it
 SHORT_TILE_BYTES = 4096  # what a program takes of shorter rows
@@ -234,6 +276,11 @@ def _launch_rows(x, out, rows, cols, stride):
     divisor = cols | stride if rows > 1 else cols
     align = 1 if x.data_ptr() % 16 else min(divisor & -divisor, 16)
     with on_device(x):
+        steps, threads = _steps(rows, cols, x.element_size()) if align * x.element_size() >= 16 else (0, 0)
+        if steps:
+            warps = CONFIG["STEP_WARPS"] or threads // target.warp_size
+            _whole_kernel[(rows,)](x, out, stride, align, cols, steps, CONFIG["STORE"], num_warps=warps)
+            return
         if cols > CONFIG["MAX_BLOCK"]:
             warps = min(CONFIG["LONG_WARPS"], 1024 // target.warp_size)
             vector = 16 // x.element_size()
@@ -252,6 +299,14 @@ def _launch_rows(x, out, rows, cols, stride):
             x, out, rows, cols, stride, align, tile_rows, block, block != cols or rows % tile_rows != 0,
             stages, CONFIG["LOAD"], CONFIG["STORE"], num_warps=warps,
         )  # fmt: skip
+
+
+def _steps(rows, cols, itemsize):
+    """(steps, threads) for rows that are a `whole`; no steps for others."""
+    row_bytes = cols * itemsize
+    few = row_bytes in IN_ONE_STEP and rows * row_bytes < IN_CACHE_BYTES
+    steps, threads = (IN_ONE_STEP if few else WHOLE).get(row_bytes, (0, 0)) if cols & (cols - 1) == 0 else (0, 0)
+    return CONFIG["STEPS"] if steps and CONFIG["STEPS"] else steps, threads
 
 
 @functools.lru_cache(4096)
