@@ -19,6 +19,7 @@ from autokernel.judge.contest import Contest
 from autokernel.judge.forkserver import ForkServer
 from autokernel.judge.imports import borrowed
 from autokernel.judge.kernelnames import others_work
+from autokernel.judge.margin import KEEP_MARGIN
 from autokernel.judge.rejected import Rejected
 from autokernel.judge.sanitizer import cases_for, sanitize
 from autokernel.judge.stages import STAGES, Stage
@@ -28,9 +29,6 @@ from autokernel.records import Baseline, Case, Outcome, StageReport, TimedCase, 
 from autokernel.spec import KernelSpec
 
 log = logging.getLogger(__name__)
-
-KEEP_MARGIN = 0.01
-"""A candidate is better when the lower bound of its speedup exceeds 1 by this much."""
 
 SCREEN_BELOW = 0.97
 """After smoke, a candidate whose speedup's upper bound is under this is plainly slower."""
