@@ -52,6 +52,7 @@ def work(session: Session, plan: list[PlannedOp]) -> str:
 
     An agent that waits for somebody outside ends it, too: `autokernel next` and `submit` are single turns of this loop.
     """
+    settle(session)
     for rules in passes(session.settings):
         while (planned := next_op(session, plan, rules)) is not None and not session.limit_reached():
             optimize(session, planned, rules)
@@ -106,10 +107,21 @@ def optimize(session: Session, planned: PlannedOp, rules: tuple[Rule, ...]) -> N
                 return
             reason = NOTHING_LEFT
             break
-        outcome = session.judge(history, proposal)
-        decision, why = decide(history, proposal, outcome)
-        history = session.record(history, proposal, outcome, decision, why)
+        history = experiment(session, history, proposal)
     session.move_on(history, reason)
+
+
+def experiment(session: Session, history: KernelHistory, proposal: Proposal) -> KernelHistory:
+    """Judge the proposal, decide, and record it whatever came out; the history with it."""
+    outcome = session.judge(history, proposal)
+    decision, why = decide(history, proposal, outcome)
+    return session.record(history, proposal, outcome, decision, why)
+
+
+def settle(session: Session) -> KernelHistory | None:
+    """Finish the experiment that a killed run left unfinished, whatever its limits say by now; None without one."""
+    left = session.unfinished()
+    return None if left is None else experiment(session, *left)
 
 
 def decide(history: KernelHistory, proposal: Proposal, outcome: Outcome) -> tuple[Decision, str]:

@@ -34,6 +34,10 @@ class Budget:
             return f"the time of {self._budget_s / 60:g} minutes is used up"
         return None
 
+    def experiments_left(self, experiments: int) -> int | None:
+        """How many more may be made after `experiments` of them; None without a limit."""
+        return None if self._max_experiments is None else max(0, self._max_experiments - experiments)
+
     def time_left_s(self) -> float:
         """Seconds until the loop has to end, so that the whole model can still be measured."""
         return self._budget_s - min(RESERVED_SHARE * self._budget_s, RESERVED_MAX_S) - self.elapsed_s()

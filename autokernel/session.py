@@ -12,13 +12,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autokernel import recording, wholemodel
 from autokernel.agenthost import AgentHost
 from autokernel.agents import Agent
 from autokernel.agents.host import LimitReached
 from autokernel.amdahl import potential
+from autokernel.bench import Bench
 from autokernel.budget import Budget
 from autokernel.gitrepo import RunRepository
 from autokernel.history import KernelHistory
@@ -31,9 +32,6 @@ from autokernel.rundir import RunDir
 from autokernel.settings import Settings
 from autokernel.state import Pending, RunState, started_json
 from autokernel.view import RunSummary, View
-
-if TYPE_CHECKING:
-    from autokernel.bench import Bench
 
 NOTHING_LEFT = "the agent has nothing left to try"
 INTEGRATE_MIN_S = 60.0
@@ -111,9 +109,14 @@ class Session:
         return tuple(self._histories.values())
 
     @property
-    def pending_op(self) -> str | None:
-        """The op of an experiment that a killed run left unfinished."""
-        return self._pending.op if self._pending else None
+    def branch(self) -> str:
+        """The git branch of the run."""
+        return self._repo.branch
+
+    @property
+    def left(self) -> tuple[int | None, float]:
+        """How many more experiments (None: no limit) and how many more seconds the run may take."""
+        return self._budget.experiments_left(self._done()), self._budget.time_left_s()
 
     def plan(self) -> list[PlannedOp]:
         """The ranked ops of the model."""
@@ -186,10 +189,15 @@ class Session:
         self._histories[planned.op] = history
         return self._show(history)
 
+    def unfinished(self) -> tuple[KernelHistory, Proposal] | None:
+        """What a killed run has proposed and perhaps judged, but not recorded."""
+        if self._pending is None:
+            return None
+        return self._show(self._histories[self._pending.op]), self._pending.proposal
+
     def propose(self, history: KernelHistory) -> Proposal | None:
-        """What to try next: an experiment that a killed run left unfinished, or the agent's next idea."""
-        if self._pending is not None and self._pending.op == history.op:
-            return self._pending.proposal
+        """The agent's next idea; None when it has none."""
+        assert self._pending is None, "finish the last experiment first"
         begin = time.perf_counter()
         self.view.stage(f"{history.op}: the {self.agent.name} agent is thinking")
         waited_s = self._host.waited_s
@@ -304,8 +312,6 @@ class Session:
     def _bench_of(self, planned: PlannedOp) -> Bench:
         """The judge, turned to this op; its processes are started for the first op that needs them."""
         if self._bench is None:
-            from autokernel.bench import Bench  # with torch: seconds, which a step without a judge does not spend
-
             self._bench = self._stack.enter_context(
                 Bench(self.run_dir.builds, self.settings.backend, self.settings.sandbox)
             )

@@ -10,7 +10,7 @@ import typer
 
 from autokernel import __version__, errors
 from autokernel.cli import COMMANDS, GROUPS, INTERNAL_ERROR, INTERRUPTED, app, fill_optional_values, guarded, main
-from autokernel.commands.run import _budget_s
+from autokernel.commands._flags import budget_s
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -107,9 +107,9 @@ def test_judge_refuses_a_file_that_is_no_kernel(tmp_path, capsys):
 
 
 def test_budget_is_in_seconds():
-    assert _budget_s(5, None) == 300
-    assert _budget_s(None, 0.5) == 1800
-    assert _budget_s(None, None) is None
+    assert budget_s(5, None) == 300
+    assert budget_s(None, 0.5) == 1800
+    assert budget_s(None, None) is None
 
 
 @pytest.mark.parametrize("kind", [errors.ConfigError, errors.DeviceError, errors.LogError, errors.AgentError])
