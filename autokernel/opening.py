@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autokernel import __version__, keys, recording, results, rundir, wholemodel
@@ -22,10 +22,24 @@ from autokernel.gitrepo import RunRepository
 from autokernel.journal import Journal
 from autokernel.judge import enforcement
 from autokernel.rundir import RunDir
-from autokernel.session import OpenRun, Session
+from autokernel.session import Session
 from autokernel.settings import Settings, device_of
-from autokernel.state import load_state
+from autokernel.state import RunState, load_state
 from autokernel.view import View
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRun:
+    """What a session works with. `state` is that of a run that goes on, None for one that begins."""
+
+    settings: Settings
+    run_dir: RunDir
+    journal: Journal
+    repo: RunRepository
+    plan: dict[str, Any]
+    budget: Budget
+    sandbox: str  # what of the judge's sandbox is enforced here, for the report
+    state: RunState | None = None
 
 
 @contextmanager

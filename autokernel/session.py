@@ -9,49 +9,32 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autokernel import recording, wholemodel
 from autokernel.agenthost import AgentHost
 from autokernel.agents import Agent
 from autokernel.agents.host import LimitReached
-from autokernel.amdahl import potential
 from autokernel.bench import Bench
-from autokernel.budget import Budget
-from autokernel.gitrepo import RunRepository
 from autokernel.history import KernelHistory
-from autokernel.journal import Journal
 from autokernel.loading import starter_path
-from autokernel.records import Decision, Experiment, Outcome, PlannedOp, Proposal, Verdict, text_digest
+from autokernel.records import Decision, Outcome, PlannedOp, Proposal, Verdict, text_digest
 from autokernel.roofline import Ceilings
 from autokernel.rules import Rule, first_reason_to_stop
-from autokernel.rundir import RunDir
-from autokernel.settings import Settings
-from autokernel.state import Pending, RunState, started_json
+from autokernel.state import Pending, judged_json, proposed_json, started_json
 from autokernel.view import RunSummary, View
+
+if TYPE_CHECKING:
+    from autokernel.opening import OpenRun
 
 NOTHING_LEFT = "the agent has nothing left to try"
 INTEGRATE_MIN_S = 60.0
 
 DRIFT = 1.3
 """When an incumbent's latency changes by this factor between two experiments, the baseline is out of date."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenRun:
-    """What `autokernel.opening` has made ready. `state` is that of a run that goes on, None for one that begins."""
-
-    settings: Settings
-    run_dir: RunDir
-    journal: Journal
-    repo: RunRepository
-    plan: dict[str, Any]
-    budget: Budget
-    sandbox: str  # what of the judge's sandbox is enforced here, for the report
-    state: RunState | None = None
 
 
 class Session:
@@ -140,11 +123,7 @@ class Session:
     def remaining_potential(self, planned: PlannedOp) -> float:
         """End-to-end speedup if the headroom that is left were used: measured anew by every experiment."""
         history = self._histories.get(planned.op)
-        if history is None or history.roofline_fraction is None:
-            return planned.potential
-        eager_us = history.baseline.latencies_us.get("eager", history.baseline.latency_us)
-        share = min(1.0, planned.share * history.incumbent_us / eager_us)
-        return potential(share, 1 - history.roofline_fraction)
+        return planned.potential if history is None else history.remaining_potential
 
     # -- the steps of one op
 
@@ -209,20 +188,10 @@ class Session:
         if proposal is None:
             return None
         agent_s = time.perf_counter() - begin - (self._host.waited_s - waited_s)
-        number = self._done() + 1
-        self._write_kernel(history.op, number, proposal.kernel_py)
-        self._journal.append(
-            "proposed",
-            number=number,
-            op=history.op,
-            hypothesis=proposal.hypothesis,
-            digest=proposal.digest,
-            agent_s=agent_s,
-            tokens=proposal.tokens,
-            cost_usd=proposal.cost_usd,
-            agent=proposal.agent,
-        )
-        self._pending = Pending(number=number, op=history.op, proposal=proposal, agent_s=agent_s)
+        pending = Pending(number=self._done() + 1, op=history.op, proposal=proposal, agent_s=agent_s)
+        self._write_kernel(history.op, pending.number, proposal.kernel_py)
+        self._journal.append("proposed", **proposed_json(pending))
+        self._pending = pending
         return proposal
 
     def judge(self, history: KernelHistory, proposal: Proposal) -> Outcome:
@@ -239,19 +208,16 @@ class Session:
         """Journal, commit and log the decided experiment; the history with it."""
         pending = self._pending
         assert pending is not None, "propose first"
-        experiment = pending.judged or self._judged(pending, outcome, decision, why)
+        experiment = pending.judged
+        if experiment is None:
+            experiment = pending.decided(outcome, decision, why, outcome.seconds + pending.agent_s)
+            self._journal.append("judged", **judged_json(experiment))
         work = self._bench_of(history.planned).work
         commit = recording.commit(self._repo, self.run_dir.name, history, experiment, work, self._tip)
         experiment = replace(experiment, commit=commit)
         self._tip = self._repo.head()
-        row = recording.result_row(
-            self.run_dir.name,
-            history,
-            experiment,
-            work,
-            agent=proposal.agent or self.agent.name,
-            seed=self.settings.seed,
-        )
+        agent, seed = proposal.agent or self.agent.name, self.settings.seed
+        row = recording.result_row(self.run_dir.name, history, experiment, work, agent=agent, seed=seed)
         recording.append(self.settings.workdir / recording.RESULTS, row)
         self._journal.append("recorded", number=experiment.number, op=history.op, commit=commit, tip=self._tip)
         self._pending = None
@@ -270,8 +236,9 @@ class Session:
         )
         bench = self._bench_of(history.planned)
         baseline, incumbent_us = bench.baseline(history.incumbent, compiled=self.settings.compile_baseline)
-        latencies = dict(baseline.latencies_us)
-        self._journal.append("baseline", op=history.op, latencies_us=latencies, incumbent_us=incumbent_us)
+        self._journal.append(
+            "baseline", op=history.op, latencies_us=dict(baseline.latencies_us), incumbent_us=incumbent_us
+        )
         return replace(history, baseline=baseline, incumbent_us=incumbent_us)
 
     def move_on(self, history: KernelHistory, reason: str) -> None:
@@ -312,9 +279,8 @@ class Session:
     def _bench_of(self, planned: PlannedOp) -> Bench:
         """The judge, turned to this op; its processes are started for the first op that needs them."""
         if self._bench is None:
-            self._bench = self._stack.enter_context(
-                Bench(self.run_dir.builds, self.settings.backend, self.settings.sandbox)
-            )
+            bench = Bench(self.run_dir.builds, self.settings.backend, self.settings.sandbox)
+            self._bench = self._stack.enter_context(bench)
         self._bench.turn_to(planned)
         return self._bench
 
@@ -338,16 +304,3 @@ class Session:
         path = self.run_dir.kernel_path(op, number)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-
-    def _judged(self, pending: Pending, outcome: Outcome, decision: Decision, why: str) -> Experiment:
-        seconds = outcome.seconds + pending.agent_s
-        self._journal.append(
-            "judged",
-            number=pending.number,
-            op=pending.op,
-            outcome=outcome.to_json(),
-            decision=decision.value,
-            reason=why,
-            seconds=seconds,
-        )
-        return pending.decided(outcome, decision, why, seconds)

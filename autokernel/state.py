@@ -172,6 +172,33 @@ def started_json(history: KernelHistory) -> dict[str, Any]:
     }
 
 
+def proposed_json(pending: Pending) -> dict[str, Any]:
+    """The fields of a proposed event; the kernel's text lies beside the journal."""
+    proposal = pending.proposal
+    return {
+        "number": pending.number,
+        "op": pending.op,
+        "hypothesis": proposal.hypothesis,
+        "digest": proposal.digest,
+        "agent_s": pending.agent_s,
+        "tokens": proposal.tokens,
+        "cost_usd": proposal.cost_usd,
+        "agent": proposal.agent,
+    }
+
+
+def judged_json(experiment: Experiment) -> dict[str, Any]:
+    """The fields of a judged event."""
+    return {
+        "number": experiment.number,
+        "op": experiment.op,
+        "outcome": experiment.outcome.to_json(),
+        "decision": experiment.decision.value,
+        "reason": experiment.reason,
+        "seconds": experiment.seconds,
+    }
+
+
 def _proposed(fields: Mapping[str, Any], run_dir: RunDir) -> Pending:
     number, op = fields["number"], fields["op"]
     proposal = Proposal(
