@@ -5,19 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from autokernel import roofline
 from autokernel.errors import WorkerError
+from autokernel.judge import devicehealth
+from autokernel.judge.engine import Judge
 from autokernel.judge.forkserver import ForkServer
 from autokernel.loading import get_spec
 from autokernel.recording import Work
 from autokernel.records import Baseline, Outcome, PlannedOp
 from autokernel.roofline import Ceilings
 from autokernel.settings import DTYPES_OF_BACKEND, device_of
-
-if TYPE_CHECKING:
-    from autokernel.judge.engine import Judge
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -45,8 +44,6 @@ class Bench:
         """Judge candidates for this op from now on."""
         if self._judge is not None and planned == self._planned:
             return
-        from autokernel.judge.engine import Judge  # imports torch, while the server is doing the same
-
         self._planned = planned
         self._judge = Judge(
             server=self._server,
@@ -106,8 +103,6 @@ class Bench:
                 assert planned is not None
                 self._server.close()
                 if self._server.device != "cpu":
-                    from autokernel.judge import devicehealth
-
                     devicehealth.wait_until_it_answers()
                 self._server = self._start_server()
                 self.turn_to(planned)

@@ -18,7 +18,6 @@ from autokernel import recording, wholemodel
 from autokernel.agenthost import AgentHost
 from autokernel.agents import Agent
 from autokernel.agents.host import LimitReached
-from autokernel.bench import Bench
 from autokernel.history import KernelHistory
 from autokernel.loading import starter_path
 from autokernel.records import Decision, Outcome, PlannedOp, Proposal, Verdict, text_digest
@@ -28,6 +27,7 @@ from autokernel.state import Pending, judged_json, proposed_json, started_json
 from autokernel.view import RunSummary, View
 
 if TYPE_CHECKING:
+    from autokernel.bench import Bench
     from autokernel.opening import OpenRun
 
 NOTHING_LEFT = "the agent has nothing left to try"
@@ -279,6 +279,8 @@ class Session:
     def _bench_of(self, planned: PlannedOp) -> Bench:
         """The judge, turned to this op; its processes are started for the first op that needs them."""
         if self._bench is None:
+            from autokernel.bench import Bench  # with torch: seconds, which a step that judges nothing does not spend
+
             bench = Bench(self.run_dir.builds, self.settings.backend, self.settings.sandbox)
             self._bench = self._stack.enter_context(bench)
         self._bench.turn_to(planned)
