@@ -88,6 +88,11 @@ def test_version_is_the_package_version(capsys):
         (["report", "--md", "--json"], "--md"),
         (["report"], "there is no run"),
         (["run", "--resume"], "there is no run"),
+        (["run", "model.py", "--agent", "outside"], "autokernel next MODEL"),
+        (["next"], "no driven run is open"),
+        (["next", "model.py", "--patience", "0"], "patience"),
+        (["submit", "kernel.py", "-m", "an idea"], "no driven run is open"),
+        (["finish"], "no driven run is open"),
     ],
 )
 def test_misuse_exits_2_with_a_message_and_no_traceback(args, said, capsys, tmp_path, monkeypatch):
