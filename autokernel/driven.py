@@ -53,13 +53,14 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came of a kernel that was handed in. `history` includes it."""
+    """What came of a kernel that was handed in. `history` includes it; `stopped` says why none may follow on the op."""
 
     run: str
     branch: str
     experiment: Experiment
     history: KernelHistory
     settled: Experiment | None = None
+    stopped: str | None = None
 
 
 class GoingOnView(PlainView):
@@ -142,6 +143,7 @@ class Driven:
             experiment=history.experiments[-1],
             history=history,
             settled=settled,
+            stopped=None if self._agent.asked else self._session.limit_reached() or history.stop_reason,
         )
 
     def draft(self, op: str | None = None) -> Path:

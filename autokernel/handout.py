@@ -14,7 +14,7 @@ from autokernel.records import Decision, Experiment
 FINISH = "autokernel finish"
 
 
-def turn_text(turn: Turn, *, brief: bool, submit: str = 'autokernel submit -m "WHAT CHANGES, AND WHY"') -> str:
+def turn_text(turn: Turn, submit: str, *, brief: bool) -> str:
     """The next experiment as Markdown; `brief` leaves out the playbook, `submit` is how a kernel is handed in."""
     lines = [*_settled(turn.settled), *_closed_ops(turn)]
     if turn.history is None or turn.prompt is None:
@@ -88,8 +88,8 @@ def answer_text(answer: Answer, *, following: str = "autokernel next") -> str:
         )
     lines.append(f"  incumbent  {history.incumbent_us:.1f} us; {_ways(history)}")
     lines.append(f"  commit     {experiment.commit} ({_reached_by(answer)})")
-    if history.stop_reason is not None:
-        lines.append(f"  {experiment.op} is closed: {history.stop_reason}")
+    if answer.stopped is not None:
+        lines.append(f"  {experiment.op} is done for now: {answer.stopped}")
     return "\n".join([*lines, f"next: {following}"])
 
 
@@ -102,7 +102,7 @@ def answer_json(answer: Answer) -> dict[str, Any]:
         "incumbent_now_us": history.incumbent_us,
         "speedup_vs_baseline": history.speedup_vs_baseline,
         "baseline": history.baseline.fastest,
-        "op_closed": history.stop_reason,
+        "stopped": answer.stopped,
         "settled": _experiment(answer.settled),
     }
 

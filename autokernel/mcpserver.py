@@ -45,7 +45,7 @@ class Desk:
 
         The first call may take minutes: it profiles the model and measures PyTorch. `brief` leaves out the playbook.
         """
-        return await self._do(lambda: handout.turn_text(self._open().next(op), brief=brief, submit=HAND_IN))
+        return await self._do(lambda: handout.turn_text(self._open().next(op), HAND_IN, brief=brief))
 
     async def submit_kernel(
         self, kernel_py: str, hypothesis: str, op: str | None = None, agent: str | None = None

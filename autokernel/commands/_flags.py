@@ -107,7 +107,7 @@ def fresh(changes: dict[str, Any]) -> Settings:
     return settings
 
 
-def resumed(name: str, changes: dict[str, Any]) -> tuple[Settings, str]:
+def resumed(name: str, changes: dict[str, Any], otherwise: str = "or start a new run") -> tuple[Settings, str]:
     """The settings of a run of this directory, with the limits given now, and the run's name.
 
     Raises: ConfigError when anything but a limit is to change: the run's experiments would no longer be comparable.
@@ -122,7 +122,7 @@ def resumed(name: str, changes: dict[str, Any]) -> tuple[Settings, str]:
             raise ConfigError(
                 f"run {run_dir.name} has {field} = {getattr(settings, field)}, not {value}",
                 hint="only --minutes, --hours, --experiments, --sandbox, --base-url, --max-cost and --max-tokens may "
-                "change on --resume; or start a new run",
+                f"change while a run goes on; {otherwise}",
             )
     limits = {field: value for field, value in changes.items() if field in LIMITS}
     return replace(settings, workdir=Path.cwd(), **limits), run_dir.name
@@ -135,10 +135,7 @@ def driven(changes: dict[str, Any]) -> tuple[Settings, str | None]:
     """
     name = open_run(Path.cwd())
     if name is not None:
-        try:
-            return resumed(name, changes)
-        except ConfigError as error:
-            raise ConfigError(str(error), hint=f"{error.hint}: `autokernel finish` ends run {name}") from None
+        return resumed(name, changes, otherwise="or end that run by `autokernel finish` first")
     if "model" not in changes:
         raise ConfigError(
             "no driven run is open in this directory",
@@ -148,12 +145,17 @@ def driven(changes: dict[str, Any]) -> tuple[Settings, str | None]:
 
 
 def open_run(workdir: Path) -> str | None:
-    """Name of the directory's newest run, if it is driven from outside and has not ended."""
+    """Name of the directory's newest run that is driven from outside and has not ended; None without one."""
+    from autokernel.journal import Journal
     from autokernel.rundir import list_runs
-    from autokernel.state import load_state
 
-    begun = [run for run in list_runs(workdir) if run.journal_path.exists()]
-    if not begun:
-        return None
-    state = load_state(begun[-1])
-    return begun[-1].name if state.settings.agent == OUTSIDE and state.ended is None else None
+    for run in reversed(list_runs(workdir)):
+        agent = None
+        for event in Journal(run.journal_path).events():  # not load_state: it reads every kernel of every run
+            if event.kind == "run-started":
+                agent = event.fields["settings"]["agent"]
+            elif event.kind == "run-ended":
+                agent = None
+        if agent == OUTSIDE:
+            return run.name
+    return None

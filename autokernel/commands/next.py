@@ -48,4 +48,6 @@ def next(
 
     with open_driven(settings, run) as driven:
         turn = driven.next(op)
-    print(json.dumps(handout.turn_json(turn, brief=brief)) if as_json else handout.turn_text(turn, brief=brief))
+    submit = f'autokernel submit {f"--op {op} " if op else ""}-m "WHAT CHANGES, AND WHY"'
+    told = json.dumps(handout.turn_json(turn, brief=brief)) if as_json else handout.turn_text(turn, submit, brief=brief)
+    print(told)

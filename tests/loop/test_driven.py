@@ -180,7 +180,7 @@ async def over_mcp(folder, run, refused):
         failed, text = await call("submit_kernel", kernel_py=RAISES, hypothesis="give up", agent="robot")
         assert not failed, text
         assert "not today" in text
-        assert "rmsnorm is closed: 2 reverts in a row" in text
+        assert "rmsnorm is done for now: 2 reverts in a row" in text
         failed, text = await call("next_experiment")
         assert not failed, text
         assert "nothing is left to do" in text
