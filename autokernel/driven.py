@@ -22,9 +22,9 @@ from autokernel.loading import load_file, toplevel
 from autokernel.opening import open_session
 from autokernel.prompt import Prompt, build_prompt
 from autokernel.records import Experiment, PlannedOp, Proposal
-from autokernel.session import Session
+from autokernel.session import THINKING, Session
 from autokernel.settings import Settings
-from autokernel.view import RunSummary, View
+from autokernel.view import RunSummary
 
 HYPOTHESIS_CHARS, AGENT_CHARS = 240, 40
 CLOSING = (
@@ -63,10 +63,17 @@ class Answer:
     stopped: str | None = None
 
 
-class GoingOnView(PlainView):
-    """Leaves out what was told when the run began."""
+class TurnView(PlainView):
+    """Of a run that goes on it leaves out what was told when the run began."""
 
-    _told = False
+    def __init__(self, *, begins: bool) -> None:
+        super().__init__()
+        self._told = self._begins = begins
+
+    def stage(self, name: str) -> None:
+        """A step, but for the thinking: that is done elsewhere."""
+        if not name.endswith(THINKING):
+            super().stage(name)
 
     def note(self, message: str) -> None:
         """Shown once the plan is known: what comes before is the same every time."""
@@ -74,8 +81,10 @@ class GoingOnView(PlainView):
             super().note(message)
 
     def planned(self, plan: Sequence[PlannedOp], wall_us: float, skipped: Sequence[PlannedOp]) -> None:
-        """Left out."""
+        """Left out, unless the run begins."""
         self._told = True
+        if self._begins:
+            super().planned(plan, wall_us, skipped)
 
     def op_started(self, history: KernelHistory) -> None:
         """Left out for an op with experiments."""
@@ -203,10 +212,9 @@ class Driven:
 
 
 @contextmanager
-def open_driven(settings: Settings, run: str | None, view: View | None = None) -> Iterator[Driven]:
+def open_driven(settings: Settings, run: str | None) -> Iterator[Driven]:
     """A new driven run, or the one called `run`, going on by the clock on which it began. Progress goes to stderr."""
-    view = view or (PlainView() if run is None else GoingOnView())
-    with open_session(settings, view, run, same_clock=True) as session:
+    with open_session(settings, TurnView(begins=run is None), run, same_clock=True) as session:
         yield Driven(session)
 
 

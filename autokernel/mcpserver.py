@@ -17,7 +17,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 
 from autokernel import __version__, handout, report
 from autokernel.driven import Driven, open_driven
-from autokernel.errors import AutokernelError
+from autokernel.errors import AutokernelError, ConfigError
 from autokernel.rundir import find_run
 from autokernel.settings import Settings
 from autokernel.state import load_state
@@ -38,6 +38,7 @@ class Desk:
         self._choose = choose
         self._stack = ExitStack()
         self._driven: Driven | None = None
+        self._ended: str | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="run")
 
     async def next_experiment(self, op: str | None = None, brief: bool = False) -> str:
@@ -69,7 +70,7 @@ class Desk:
         """Measure the whole model with the best kernels and close the run; its report. Call it once, at the end."""
 
         def finish() -> str:
-            self._open().finish()
+            self._ended = self._open().finish().run
             self._close()
             return _report()
 
@@ -81,6 +82,8 @@ class Desk:
         self._thread.shutdown()
 
     def _open(self) -> Driven:
+        if self._ended is not None:
+            raise ConfigError(f"run {self._ended} has ended", hint="start the server anew for another run")
         if self._driven is None:
             settings, run = self._choose()
             self._driven = self._stack.enter_context(open_driven(settings, run))

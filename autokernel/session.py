@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from autokernel.opening import OpenRun
 
 NOTHING_LEFT = "the agent has nothing left to try"
+THINKING = "agent is thinking"
 INTEGRATE_MIN_S = 60.0
 
 DRIFT = 1.3
@@ -178,7 +179,7 @@ class Session:
         """The agent's next idea; None when it has none."""
         assert self._pending is None, "finish the last experiment first"
         begin = time.perf_counter()
-        self.view.stage(f"{history.op}: the {self.agent.name} agent is thinking")
+        self.view.stage(f"{history.op}: the {self.agent.name} {THINKING}")
         waited_s = self._host.waited_s
         try:
             proposal = self.agent.propose(history)
