@@ -142,6 +142,9 @@ class Driven:
             why = self._work([planned])
             if self._agent.handed_in is not None:  # the loop did not ask for it
                 raise self._closed(name, why)
+        except KeyboardInterrupt:
+            self._session.view.note("interrupted; the next `autokernel next` or `submit` finishes what was begun")
+            raise
         finally:
             self._agent.handed_in = None
         history = next(history for history in self._session.histories if history.op == name)

@@ -144,6 +144,7 @@ def test_one_step_at_a_time(project, refused):
 
 
 def test_mcp_serves_the_same_run_and_nothing_else_on_stdout(project, refused):
+    pytest.importorskip("mcp")
     folder, said = project
     asyncio.run(over_mcp(folder, said["run"], refused))
     lines = (folder / "stdout.txt").read_text().splitlines()

@@ -104,6 +104,13 @@ def test_misuse_exits_2_with_a_message_and_no_traceback(args, said, capsys, tmp_
     assert list(tmp_path.iterdir()) == []  # and nothing was written
 
 
+def test_mcp_without_its_package_says_what_to_install():
+    done = autokernel("mcp", code="sys.modules['mcp'] = None; from autokernel.cli import main; main()")
+    assert done.returncode == 2
+    assert "pip install 'autokernel[mcp]'" in done.stderr
+    assert done.stdout == ""
+
+
 def test_judge_refuses_a_file_that_is_no_kernel(tmp_path, capsys):
     path = tmp_path / "kernel.py"
     path.write_text("x = 1\n")
