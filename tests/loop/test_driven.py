@@ -19,7 +19,17 @@ from tests.loop.test_orchestrate import end_at, events, measure_the_model_for
 STARTER = SLOW.replace("i < 3000", "i < 9000")
 ZEROS = HONEST.replace("return right(x, weight, eps)", "return torch.zeros_like(x)")
 RAISES = HONEST.replace("return right(x, weight, eps)", "raise RuntimeError('not today')")
-FLAGS = ["--ops", "rmsnorm", "--starters", "starters", "--no-compile-baseline", "--patience", "2", "--minutes", "30"]
+FLAGS = [
+    "--ops",
+    "rmsnorm,matmul",
+    "--starters",
+    "starters",
+    "--no-compile-baseline",
+    "--patience",
+    "2",
+    "--minutes",
+    "30",
+]
 
 
 def start(folder, *arguments):
@@ -70,7 +80,7 @@ def project(tmp_path_factory):
     (folder / "norms.py").write_text((HERE / "models" / "norms.py").read_text().replace("4, 512, 1024", "2, 128, 1024"))
     for name, text in {"better.py": HONEST, "zeros.py": ZEROS}.items():
         (folder / name).write_text(text)
-    return folder, step(folder, "next", "norms.py", *FLAGS)
+    return folder, step(folder, "next", "norms.py", "--op", "rmsnorm", *FLAGS)
 
 
 def test_next_begins_a_run_and_goes_on_with_it(project, refused):
@@ -153,6 +163,16 @@ def test_mcp_serves_the_same_run_and_nothing_else_on_stdout(project, refused):
     assert decisions(folder)[2] == (3, "CRASH", "REVERT", "robot")
     (folder / "fresh.py").write_text(SLOW)
     assert "rmsnorm is closed: 2 reverts in a row" in refused("submit", "fresh.py", "-m", "too late")
+    assert step(folder, "next", "--brief")["op"] == "matmul"
+
+
+def test_limit_of_the_run_leaves_nothing_to_do_until_it_is_raised(project, refused):
+    folder, _ = project
+    said = step(folder, "next", "--experiments", str(len(decisions(folder))))
+    assert said["op"] is None
+    assert said["reason"].endswith("experiments done, as asked")
+    assert "experiments done, as asked" in refused("submit", "fresh.py", "--op", "rmsnorm", "-m", "too late")
+    assert step(folder, "next", "--experiments", "50", "--brief")["experiments_left"] == 50 - len(decisions(folder))
 
 
 async def over_mcp(folder, run, refused):
@@ -182,9 +202,10 @@ async def over_mcp(folder, run, refused):
         assert not failed, text
         assert "not today" in text
         assert "rmsnorm is done for now: 2 reverts in a row" in text
-        failed, text = await call("next_experiment")
+        failed, text = await call("next_experiment", brief=True)
         assert not failed, text
-        assert "nothing is left to do" in text
+        assert "rmsnorm is closed: 2 reverts in a row" in text
+        assert f"# Run {run}: experiment 4, on matmul" in text
         failed, text = await call("report")
         assert "no waiting" in text
 
