@@ -78,7 +78,7 @@ def project(tmp_path_factory):
     (folder / "starters").mkdir()
     (folder / "starters" / "rmsnorm.py").write_text(STARTER)
     (folder / "norms.py").write_text((HERE / "models" / "norms.py").read_text().replace("4, 512, 1024", "2, 128, 1024"))
-    for name, text in {"better.py": HONEST, "zeros.py": ZEROS}.items():
+    for name, text in {"better.py": HONEST, "zeros.py": ZEROS, "fresh.py": SLOW}.items():
         (folder / name).write_text(text)
     return folder, step(folder, "next", "norms.py", "--op", "rmsnorm", *FLAGS)
 
@@ -161,7 +161,6 @@ def test_mcp_serves_the_same_run_and_nothing_else_on_stdout(project, refused):
     assert len(lines) >= 6
     assert all(json.loads(line)["jsonrpc"] == "2.0" for line in lines)
     assert decisions(folder)[2] == (3, "CRASH", "REVERT", "robot")
-    (folder / "fresh.py").write_text(SLOW)
     assert "rmsnorm is closed: 2 reverts in a row" in refused("submit", "fresh.py", "-m", "too late")
     assert step(folder, "next", "--brief")["op"] == "matmul"
 
