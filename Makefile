@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
-DEV_TOOLS := pytest hypothesis ruff mypy import-linter transformers build hatchling numpy
+DEV_TOOLS := pytest hypothesis ruff mypy import-linter transformers build hatchling numpy mcp
 MODEL ?= examples/llama.py
 MINUTES ?= 5
 

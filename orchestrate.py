@@ -17,7 +17,8 @@ decided here and nowhere else.
 from __future__ import annotations
 
 from autokernel.history import SHORTER, KernelHistory
-from autokernel.judge.engine import KEEP_MARGIN
+from autokernel.judge.margin import KEEP_MARGIN
+from autokernel.opening import open_session
 from autokernel.records import Decision, Outcome, PlannedOp, Proposal, Verdict
 from autokernel.rules import DEFAULT_RULES, Plateau, Rule, TargetSpeedup, first_reason_to_stop
 from autokernel.session import NOTHING_LEFT, Session
@@ -34,22 +35,34 @@ def run(settings: Settings, view: View, *, resume: str | None = None) -> RunSumm
     Ctrl-C ends the loop at once; the best kernels so far are still measured in the model and reported.
     Raises: AutokernelError for what a person must mend; nothing recorded is lost then, and `resume` goes on.
     """
-    with Session.open(settings, view, resume) as session:
-        reason = "every op of the plan is done"
+    with open_session(settings, view, resume) as session:
         try:
-            plan = worth_trying(session)
-            for rules in passes(session.settings):
-                while (planned := next_op(session, plan, rules)) is not None and not session.limit_reached():
-                    optimize(session, planned, rules)
-            reason = session.limit_reached() or reason
+            reason = work(session, worth_trying(session))
         except KeyboardInterrupt:
             reason = "stopped by the user"
             view.note("stopping; measuring the model with the best kernels so far (Ctrl-C again to skip)")
-        try:
-            session.integrate()
-        except KeyboardInterrupt:
-            view.note("the whole model was not measured")
-        return session.finish(reason)
+        return finish(session, reason)
+
+
+def work(session: Session, plan: list[PlannedOp]) -> str:
+    """Optimize the ops of the plan as long as the run's limits and its agent allow; why it ended.
+
+    An agent that waits for somebody outside ends it, too: `autokernel next` and `submit` are single turns of this loop.
+    """
+    settle(session)
+    for rules in passes(session.settings):
+        while (planned := next_op(session, plan, rules)) is not None and not session.limit_reached():
+            optimize(session, planned, rules)
+    return session.limit_reached() or "every op of the plan is done"
+
+
+def finish(session: Session, reason: str) -> RunSummary:
+    """Put the best kernels back into the model, measure the whole model, and close the run."""
+    try:
+        session.integrate()
+    except KeyboardInterrupt:
+        session.view.note("the whole model was not measured")
+    return session.finish(reason)
 
 
 def worth_trying(session: Session) -> list[PlannedOp]:
@@ -68,9 +81,13 @@ def passes(settings: Settings) -> tuple[tuple[Rule, ...], ...]:
 
 
 def next_op(session: Session, plan: list[PlannedOp], rules: tuple[Rule, ...]) -> PlannedOp | None:
-    """The op that can still give the whole model most, by Amdahl's law on what is left of its time and headroom."""
+    """The op that can still give the whole model most, by Amdahl's law on what is left of its time and headroom.
+
+    An op that was begun comes first until a rule closes it, also when the run was left and opened again.
+    """
     open_ops = [planned for planned in plan if not session.is_closed(planned, rules)]
-    return max(open_ops, key=session.remaining_potential, default=None)
+    begun = [planned for planned in open_ops if planned.op == session.current_op]
+    return max(begun or open_ops, key=session.remaining_potential, default=None)
 
 
 def optimize(session: Session, planned: PlannedOp, rules: tuple[Rule, ...]) -> None:
@@ -87,10 +104,21 @@ def optimize(session: Session, planned: PlannedOp, rules: tuple[Rule, ...]) -> N
                 return
             reason = NOTHING_LEFT
             break
-        outcome = session.judge(history, proposal)
-        decision, why = decide(history, proposal, outcome)
-        history = session.record(history, proposal, outcome, decision, why)
+        history = experiment(session, history, proposal)
     session.move_on(history, reason)
+
+
+def experiment(session: Session, history: KernelHistory, proposal: Proposal) -> KernelHistory:
+    """Judge the proposal, decide, and record it whatever came out; the history with it."""
+    outcome = session.judge(history, proposal)
+    decision, why = decide(history, proposal, outcome)
+    return session.record(history, proposal, outcome, decision, why)
+
+
+def settle(session: Session) -> KernelHistory | None:
+    """Finish the experiment that a killed run left unfinished, whatever its limits say by now; None without one."""
+    left = session.unfinished()
+    return None if left is None else experiment(session, *left)
 
 
 def decide(history: KernelHistory, proposal: Proposal, outcome: Outcome) -> tuple[Decision, str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 
-import torch
-
 from autokernel import native
 from autokernel.errors import ConfigError, DeviceError
 from autokernel.settings import BACKENDS, device_of
@@ -13,6 +11,8 @@ from autokernel.settings import BACKENDS, device_of
 
 def present_device() -> str:
     """`cuda` where PyTorch sees a GPU, else `cpu`."""
+    import torch  # here and not above: where the backend is `cpp`, nobody has to wait for it
+
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -32,6 +32,8 @@ def require_backend(backend: str) -> None:
     if backend not in BACKENDS:
         raise ConfigError(f"unknown backend {backend!r}", hint=f"known: {', '.join(BACKENDS)}")
     if device_of(backend) == "cuda" != present_device():
+        import torch
+
         raise DeviceError(
             f"backend {backend} needs a GPU, and PyTorch {torch.__version__} sees none",
             hint="use --backend cpp, or install a CUDA build of PyTorch and check `nvidia-smi`",

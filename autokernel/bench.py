@@ -40,8 +40,10 @@ class Bench:
     def __exit__(self, *_: object) -> None:
         self._server.close()
 
-    def open(self, planned: PlannedOp) -> None:
-        """Turn to this op."""
+    def turn_to(self, planned: PlannedOp) -> None:
+        """Judge candidates for this op from now on."""
+        if self._judge is not None and planned == self._planned:
+            return
         self._planned = planned
         self._judge = Judge(
             server=self._server,
@@ -72,7 +74,7 @@ class Bench:
         return ForkServer(device_of(self._backend), sandbox=self._sandbox, builds=self._builds)
 
     def _current(self) -> Judge:
-        assert self._judge is not None, "open an op first"
+        assert self._judge is not None, "turn to an op first"
         return self._judge
 
     def _insist(self, step: Callable[[Judge], T]) -> T:
@@ -83,10 +85,11 @@ class Bench:
                 if attempt == WORKER_RETRIES:
                     raise
                 log.warning("the judge's processes failed (%s); starting them anew", error)
-                assert self._planned is not None
+                planned, self._judge = self._planned, None
+                assert planned is not None
                 self._server.close()
                 if self._server.device != "cpu":
                     devicehealth.wait_until_it_answers()
                 self._server = self._start_server()
-                self.open(self._planned)
+                self.turn_to(planned)
         raise AssertionError("unreachable")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from autokernel.amdahl import potential
 from autokernel.records import Baseline, Decision, Experiment, PlannedOp
 
 SHORTER = 0.90
@@ -56,6 +57,15 @@ class KernelHistory:
     def roofline_fraction(self) -> float | None:
         """Share of the measured ceilings that the incumbent reaches, in [0, 1]; None where they are unknown."""
         return None if self.floor_us is None else min(1.0, self.floor_us / self.incumbent_us)
+
+    @property
+    def remaining_potential(self) -> float:
+        """End-to-end speedup if the headroom that the incumbent leaves were used; the plan's where that is unknown."""
+        if self.roofline_fraction is None:
+            return self.planned.potential
+        eager_us = self.baseline.latencies_us.get("eager", self.baseline.latency_us)
+        share = min(1.0, self.planned.share * self.incumbent_us / eager_us)
+        return potential(share, 1 - self.roofline_fraction)
 
     def add(self, experiment: Experiment) -> KernelHistory:
         """The history with one more experiment; a kept one becomes the incumbent."""

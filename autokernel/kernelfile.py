@@ -68,9 +68,17 @@ def with_config(text: str, config: Mapping[str, Value]) -> str:
     return (before + repr(dict(config)).encode() + after).decode()
 
 
+def signature(text: str) -> str | None:
+    """`kernel_fn(x, weight, eps=1e-06)` as a kernel.py defines it; None when it does so in another way than by def."""
+    for node in _parse(text).body:
+        if isinstance(node, ast.FunctionDef) and node.name == "kernel_fn":
+            return f"kernel_fn({ast.unparse(node.args)})"
+    return None
+
+
 def _parse(text: str) -> ast.Module:
     try:
-        return ast.parse(text)
+        return ast.parse(text, filename="kernel.py")
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise ConfigError(f"kernel.py is not valid Python: {error}", hint="mend the syntax") from None
 

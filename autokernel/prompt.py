@@ -52,6 +52,7 @@ class PromptContext:
 
     `arch` is `sm_90`, `gfx942`, `cpu`. `cases` are the user's calls, as records or as labels. `resources` are the
     incumbent's compiled kernels. `oracle` is the source of the op's oracle, `allowed_calls` what it may call in ATen.
+    `closing` asks for the answer.
     """
 
     op: str
@@ -64,6 +65,7 @@ class PromptContext:
     ideas: tuple[OtherIdea, ...] | None = None
     baselines_us: Mapping[str, float] | None = None
     oracle: str | None = None
+    closing: str = "Propose the next experiment, in the form that the playbook asks for."
     allowed_calls: tuple[str, ...] | None = None
 
 
@@ -158,7 +160,7 @@ def user_part(history: KernelHistory, context: PromptContext, detail: _Detail) -
     ]
     if failure := experience.last_failure(history, detail.failure_chars):
         parts.append(f"## The last failure, in full\n\n{failure}")
-    parts.append("Propose the next experiment, in the form that the playbook asks for.")
+    parts.append(context.closing)
     return "\n\n".join(parts) + "\n"
 
 

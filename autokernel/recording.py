@@ -13,6 +13,9 @@ from autokernel.records import Decision, Experiment
 if TYPE_CHECKING:
     from autokernel.gitrepo import RunRepository
 
+RESULTS = "results.tsv"
+"""In the working directory: one row per experiment of all its runs."""
+
 SUBJECT_CHARS = 100
 
 

@@ -77,6 +77,10 @@ class RunDir:
         """What the agent answered."""
         return self.experiment_dir(op, number) / "reply.md"
 
+    def draft_path(self, op: str) -> Path:
+        """The working copy that an outside agent edits."""
+        return self.path / "work" / op / "kernel.py"
+
     def optimized_dir(self, op: str) -> Path:
         """Directory of the op's best kernel."""
         return self.path / "optimized" / op

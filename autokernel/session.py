@@ -6,47 +6,33 @@ experiment that was only proposed is judged again, one that was judged is record
 
 from __future__ import annotations
 
-import datetime
-import json
-import os
-import shutil
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from autokernel import __version__, keys, recording, results, rundir, wholemodel
+from autokernel import recording, wholemodel
 from autokernel.agenthost import AgentHost
 from autokernel.agents import Agent
 from autokernel.agents.host import LimitReached
-from autokernel.amdahl import potential
-from autokernel.backends import choose_backend
-from autokernel.bench import Bench
-from autokernel.errors import RepositoryError
 from autokernel.facts import Facts
-from autokernel.gitrepo import RunRepository
 from autokernel.history import KernelHistory
-from autokernel.journal import Journal
-from autokernel.judge import enforcement
 from autokernel.loading import starter_path
-from autokernel.records import Decision, Experiment, Outcome, PlannedOp, Proposal, Verdict, text_digest
+from autokernel.records import Decision, Outcome, PlannedOp, Proposal, Verdict, text_digest
 from autokernel.roofline import Ceilings
 from autokernel.rules import Rule, first_reason_to_stop
-from autokernel.rundir import RunDir
-from autokernel.settings import Settings, device_of
-from autokernel.state import Pending, RunState, load_state, started_json
+from autokernel.state import Pending, judged_json, proposed_json, started_json
 from autokernel.view import RunSummary, View
 
-RESULTS = "results.tsv"
+if TYPE_CHECKING:
+    from autokernel.bench import Bench
+    from autokernel.opening import OpenRun
+
 NOTHING_LEFT = "the agent has nothing left to try"
-RESERVED_SHARE, RESERVED_MAX_S = 0.25, 150.0
-"""Of the time budget, what is kept for measuring the whole model at the end."""
-
-EXPERIMENT_S = 6.0
-"""What one more experiment is expected to take, until this run has measured its own."""
-
+THINKING = "agent is thinking"
 INTEGRATE_MIN_S = 60.0
 
 DRIFT = 1.3
@@ -54,86 +40,35 @@ DRIFT = 1.3
 
 
 class Session:
-    """One run, open. Use `Session.open(...)` as a context manager; the loop calls the steps."""
+    """One run, open: `autokernel.opening.open_session` makes it, and the loop calls the steps."""
 
-    def __init__(self, settings: Settings, view: View, run_dir: RunDir, state: RunState | None) -> None:
-        self.settings, self.view, self.run_dir = settings, view, run_dir
+    def __init__(self, run: OpenRun, view: View, secrets: Mapping[str, str]) -> None:
+        """Raises: ConfigError when the agent cannot work."""
+        state = run.state
+        self.settings, self.view, self.run_dir = run.settings, view, run.run_dir
         self.wall_us = 0.0
-        self._started = time.perf_counter()
         self._stack = ExitStack()
-        self._journal = Journal(run_dir.journal_path)
+        self._journal, self._repo, self._budget, self._sandbox = run.journal, run.repo, run.budget, run.sandbox
+        self._plan_fields = run.plan
         self._histories = dict(state.histories) if state else {}
         self._pending = state.pending if state else None
-        self._plan_fields: dict[str, Any] = dict(state.plan) if state and state.plan else {}
+        self.current_op = state.current_op if state else None
         self._integration: dict[str, Any] | None = None
-        self._seconds: list[float] = []
-        self._unusable: set[str] = set()
+        self._unusable = set(state.unusable) if state else set()
         self._shown: set[str] = set()
-        self._repo: RunRepository
-        self._bench: Bench
-        self._agent: Agent
+        self._bench: Bench | None = None
         self._agent_limit: str | None = None  # why the agent may not go on: money, tokens, time
+        self._tip = run.repo.head()  # the branch as the journal knows it: whatever a crash left beyond it is undone
         self._host = AgentHost(
             self.settings,
             view,
             self._journal,
-            self._time_left_s,
+            self._budget.time_left_s,
             state,
             lambda: self._histories.values(),
-            Facts(builds=run_dir.builds, ceilings=self._ceilings),
+            Facts(builds=run.run_dir.builds, ceilings=self._ceilings),
         )
-        self._sandbox: str  # what of the judge's sandbox is enforced here, for the report
-        self._tip: str  # the branch as the journal knows it: whatever a crash left beyond it is undone
-
-    # -- opening and closing
-
-    @staticmethod
-    def open(settings: Settings, view: View, resume: str | None = None) -> Session:
-        """Create the run's directory and branch, or reopen the run called `resume` ("latest" for the newest).
-
-        Limits (time, experiments) are those of `settings`; everything else of a resumed run is as it was started.
-        Raises: ConfigError, RepositoryError or LogError, before anything is written that cannot be used later.
-        """
-        with ExitStack() as stack:
-            held = stack.enter_context(rundir.lock(settings.workdir))
-            _check_surroundings(settings)
-            secrets = stack.enter_context(keys.withheld(os.environ))  # no child process inherits them
-            settings = replace(settings, backend=choose_backend(settings.backend))
-            enforcement.decide(settings.sandbox, device_of(settings.backend))
-            if resume is None:
-                view.stage("profiling the model")
-                plan = wholemodel.profile(settings)  # a model that does not run leaves no run behind
-                run_dir = rundir.create_run(settings.workdir, wholemodel.short_name(settings.model), _utc_now())
-                session = Session(settings, view, run_dir, None)
-                session._repo = RunRepository.create(settings.workdir, run_dir.path, run_dir.name)
-            else:
-                run_dir = rundir.find_run(settings.workdir, resume)
-                state = load_state(run_dir)
-                limits: dict[str, Any] = {
-                    "budget_s": settings.budget_s,
-                    "max_experiments": settings.max_experiments,
-                    "backend": choose_backend(state.settings.backend),
-                    "sandbox": settings.sandbox,
-                    "base_url": settings.base_url,
-                    "max_cost_usd": settings.max_cost_usd,
-                    "max_tokens": settings.max_tokens,
-                }
-                session = Session(replace(state.settings, **limits), view, run_dir, state)
-                session._repo = RunRepository.open(settings.workdir, run_dir.path, run_dir.name)
-                session._repo.restore(state.tip or session._repo.head())
-            held.name_run(run_dir.name)
-            session._sandbox = enforcement.summary(session.settings.sandbox, device_of(session.settings.backend))
-            session._journal.append(
-                "run-started", settings=session.settings.to_json(), version=__version__, sandbox=session._sandbox
-            )
-            if resume is None:
-                session._keep_plan(plan)
-            session._tip = session._repo.head()
-            session._agent = session._host.build(secrets)
-            session._bench = stack.enter_context(session._new_bench())
-            session._stack = stack.pop_all()
-        view.note(f"run {run_dir.name}; experiments go to branch {session._repo.branch}")
-        return session
+        self.agent: Agent = self._host.build(secrets)
 
     def __enter__(self) -> Session:
         return self
@@ -151,13 +86,28 @@ class Session:
             reason=reason,
             histories=tuple(self._histories.values()),
             integration=self._integration,
-            seconds=self._elapsed_s(),
+            seconds=self._budget.elapsed_s(),
             sandbox=self._sandbox,
         )
         self.view.finished(summary)
         return summary
 
     # -- the plan
+
+    @property
+    def histories(self) -> tuple[KernelHistory, ...]:
+        """Of the ops that were begun, in that order."""
+        return tuple(self._histories.values())
+
+    @property
+    def branch(self) -> str:
+        """The git branch of the run."""
+        return self._repo.branch
+
+    @property
+    def left(self) -> tuple[int | None, float]:
+        """How many more experiments (None: no limit) and how many more seconds the run may take."""
+        return self._budget.experiments_left(self._done()), self._budget.time_left_s()
 
     def plan(self) -> list[PlannedOp]:
         """The ranked ops of the model."""
@@ -166,11 +116,6 @@ class Session:
         for note in plan["notes"]:
             self.view.note(note)
         return [PlannedOp.from_json(raw) for raw in plan["plan"]["ops"]]
-
-    def _keep_plan(self, plan: dict[str, Any]) -> None:
-        self._plan_fields = plan
-        self._journal.append("planned", **plan)
-        (self.run_dir.path / "plan.json").write_text(json.dumps(plan, indent=1))
 
     def has_starter(self, planned: PlannedOp) -> bool:
         """Whether this backend has a first kernel for the op."""
@@ -186,32 +131,29 @@ class Session:
     def remaining_potential(self, planned: PlannedOp) -> float:
         """End-to-end speedup if the headroom that is left were used: measured anew by every experiment."""
         history = self._histories.get(planned.op)
-        if history is None or history.roofline_fraction is None:
-            return planned.potential
-        eager_us = history.baseline.latencies_us.get("eager", history.baseline.latency_us)
-        share = min(1.0, planned.share * history.incumbent_us / eager_us)
-        return potential(share, 1 - history.roofline_fraction)
+        return planned.potential if history is None else history.remaining_potential
 
     # -- the steps of one op
 
     def start(self, planned: PlannedOp) -> KernelHistory | None:
         """Judge the starter and measure PyTorch's own ways; None when the starter does not pass on this machine."""
+        self.current_op = planned.op
         if planned.op in self._histories:
-            self._bench.open(self._histories[planned.op].planned)
             return self._show(self._histories[planned.op])
         begin = time.perf_counter()
         path = self._starter(planned.op)
         assert path is not None, "the loop asks has_starter first"
         starter = path.read_text()
         self.view.stage(f"{planned.op}: judging the starter")
-        self._bench.open(planned)
-        outcome = self._bench.judge(starter, None)
+        bench = self._bench_of(planned)
+        outcome = bench.judge(starter, None)
         if outcome.verdict is not Verdict.PASS:
             self.view.note(f"{planned.op}: the starter gets {outcome.verdict} here ({outcome.reason}); skipped")
+            self._journal.append("op-skipped", op=planned.op, reason=outcome.reason)
             self._unusable.add(planned.op)
             return None
         self.view.stage(f"{planned.op}: measuring PyTorch's own ways")
-        baseline, starter_us = self._bench.baseline(starter, compiled=self.settings.compile_baseline)
+        baseline, starter_us = bench.baseline(starter, compiled=self.settings.compile_baseline)
         history = KernelHistory(
             planned=planned,
             backend=self.settings.backend,
@@ -219,7 +161,7 @@ class Session:
             baseline=baseline,
             incumbent=starter,
             incumbent_us=starter_us,
-            floor_us=self._bench.floor_us(self._ceilings()),
+            floor_us=bench.floor_us(self._ceilings()),
             active_s=time.perf_counter() - begin,
         )
         self._write_kernel(planned.op, 0, starter)
@@ -234,35 +176,30 @@ class Session:
         self._histories[planned.op] = history
         return self._show(history)
 
+    def unfinished(self) -> tuple[KernelHistory, Proposal] | None:
+        """What a killed run has proposed and perhaps judged, but not recorded."""
+        if self._pending is None:
+            return None
+        return self._show(self._histories[self._pending.op]), self._pending.proposal
+
     def propose(self, history: KernelHistory) -> Proposal | None:
-        """What to try next: an experiment that a killed run left unfinished, or the agent's next idea."""
-        if self._pending is not None and self._pending.op == history.op:
-            return self._pending.proposal
+        """The agent's next idea; None when it has none."""
+        assert self._pending is None, "finish the last experiment first"
         begin = time.perf_counter()
-        self.view.stage(f"{history.op}: the {self._agent.name} agent is thinking")
+        self.view.stage(f"{history.op}: the {self.agent.name} {THINKING}")
         waited_s = self._host.waited_s
         try:
-            proposal = self._agent.propose(history)
+            proposal = self.agent.propose(history)
         except LimitReached as limit:
             self._agent_limit = limit.reason
             return None
         if proposal is None:
             return None
         agent_s = time.perf_counter() - begin - (self._host.waited_s - waited_s)
-        number = self._done() + 1
-        self._write_kernel(history.op, number, proposal.kernel_py)
-        self._journal.append(
-            "proposed",
-            number=number,
-            op=history.op,
-            hypothesis=proposal.hypothesis,
-            digest=proposal.digest,
-            agent_s=agent_s,
-            tokens=proposal.tokens,
-            cost_usd=proposal.cost_usd,
-            agent=proposal.agent,
-        )
-        self._pending = Pending(number=number, op=history.op, proposal=proposal, agent_s=agent_s)
+        pending = Pending(number=self._done() + 1, op=history.op, proposal=proposal, agent_s=agent_s)
+        self._write_kernel(history.op, pending.number, proposal.kernel_py)
+        self._journal.append("proposed", **proposed_json(pending))
+        self._pending = pending
         return proposal
 
     def judge(self, history: KernelHistory, proposal: Proposal) -> Outcome:
@@ -271,7 +208,7 @@ class Session:
         if self._pending.judged is not None:
             return self._pending.judged.outcome
         self.view.stage(f"{history.op}: judging experiment {self._pending.number}: {proposal.hypothesis}")
-        return self._bench.judge(proposal.kernel_py, history.incumbent)
+        return self._bench_of(history.planned).judge(proposal.kernel_py, history.incumbent)
 
     def record(
         self, history: KernelHistory, proposal: Proposal, outcome: Outcome, decision: Decision, why: str
@@ -279,22 +216,20 @@ class Session:
         """Journal, commit and log the decided experiment; the history with it."""
         pending = self._pending
         assert pending is not None, "propose first"
-        experiment = pending.judged or self._judged(pending, outcome, decision, why)
-        commit = recording.commit(self._repo, self.run_dir.name, history, experiment, self._bench.work, self._tip)
+        experiment = pending.judged
+        if experiment is None:
+            experiment = pending.decided(outcome, decision, why, outcome.seconds + pending.agent_s)
+            self._journal.append("judged", **judged_json(experiment))
+        work = self._bench_of(history.planned).work
+        commit = recording.commit(self._repo, self.run_dir.name, history, experiment, work, self._tip)
         experiment = replace(experiment, commit=commit)
         self._tip = self._repo.head()
-        row = recording.result_row(
-            self.run_dir.name,
-            history,
-            experiment,
-            self._bench.work,
-            agent=proposal.agent or self._agent.name,
-            seed=self.settings.seed,
-        )
-        recording.append(self.settings.workdir / RESULTS, row)
+        agent, seed = proposal.agent or self.agent.name, self.settings.seed
+        row = recording.result_row(self.run_dir.name, history, experiment, work, agent=agent, seed=seed)
+        recording.append(self.settings.workdir / recording.RESULTS, row)
         self._journal.append("recorded", number=experiment.number, op=history.op, commit=commit, tip=self._tip)
         self._pending = None
-        self._seconds.append(experiment.seconds)
+        self._budget.took(experiment.seconds)
         before, history = history.incumbent_us, history.add(experiment)
         if experiment.incumbent_us and not 1 / DRIFT < experiment.incumbent_us / before < DRIFT:
             history = self._measured_again(history, before, experiment.incumbent_us)
@@ -307,14 +242,17 @@ class Session:
         self.view.note(
             f"{history.op}: the incumbent went from {before_us:.1f} to {now_us:.1f} us; measuring PyTorch again"
         )
-        baseline, incumbent_us = self._bench.baseline(history.incumbent, compiled=self.settings.compile_baseline)
-        latencies = dict(baseline.latencies_us)
-        self._journal.append("baseline", op=history.op, latencies_us=latencies, incumbent_us=incumbent_us)
+        bench = self._bench_of(history.planned)
+        baseline, incumbent_us = bench.baseline(history.incumbent, compiled=self.settings.compile_baseline)
+        self._journal.append(
+            "baseline", op=history.op, latencies_us=dict(baseline.latencies_us), incumbent_us=incumbent_us
+        )
         return replace(history, baseline=baseline, incumbent_us=incumbent_us)
 
     def move_on(self, history: KernelHistory, reason: str) -> None:
         """Close the op: its best kernel is committed under `optimized/`."""
         self._journal.append("op-stopped", op=history.op, reason=reason)
+        self.current_op = None
         history = history.stopped(reason)
         self._histories[history.op] = history
         self.view.op_stopped(history)
@@ -323,24 +261,11 @@ class Session:
 
     def limit_reached(self) -> str | None:
         """The run's own reason to stop: its experiments or its time (less what the end needs) are used up."""
-        if self._agent_limit is not None:
-            return self._agent_limit
-        done = self._done()
-        if self.settings.max_experiments is not None and done >= self.settings.max_experiments:
-            return f"{done} experiments done, as asked"
-        usual_s = sorted(self._seconds)[len(self._seconds) // 2] if self._seconds else EXPERIMENT_S
-        if self._elapsed_s() + usual_s > self.settings.budget_s - self._reserved_s():
-            return f"the time of {self.settings.budget_s / 60:g} minutes is used up"
-        return None
+        return self._agent_limit or self._budget.used_up(self._done())
 
-    def _reserved_s(self) -> float:
-        return min(RESERVED_SHARE * self.settings.budget_s, RESERVED_MAX_S)
-
-    def _time_left_s(self) -> float:
-        return self.settings.budget_s - self._reserved_s() - self._elapsed_s()
-
-    def _elapsed_s(self) -> float:
-        return time.perf_counter() - self._started
+    def ask_again(self) -> None:
+        """Let the agent be asked once more, although it had no answer the last time."""
+        self._agent_limit = None
 
     # -- the end
 
@@ -353,14 +278,21 @@ class Session:
             self._tip = wholemodel.commit(self._repo, history)
         self._journal.append("exported", tip=self._tip)
         self.view.stage("measuring the whole model")
-        budget_s = max(INTEGRATE_MIN_S, self.settings.budget_s - self._elapsed_s())
+        budget_s = max(INTEGRATE_MIN_S, self.settings.budget_s - self._budget.elapsed_s())
         self._integration = wholemodel.measure(self.settings, self.run_dir, self._histories.values(), budget_s)
         self._journal.append("integrated", result=self._integration)
 
     # -- small parts
 
-    def _new_bench(self) -> Bench:
-        return Bench(self.run_dir.builds, self.settings.backend, self.settings.sandbox)
+    def _bench_of(self, planned: PlannedOp) -> Bench:
+        """The judge, turned to this op; its processes are started for the first op that needs them."""
+        if self._bench is None:
+            from autokernel.bench import Bench  # with torch: seconds, which a step that judges nothing does not spend
+
+            bench = Bench(self.run_dir.builds, self.settings.backend, self.settings.sandbox)
+            self._bench = self._stack.enter_context(bench)
+        self._bench.turn_to(planned)
+        return self._bench
 
     def _show(self, history: KernelHistory) -> KernelHistory:
         if history.op not in self._shown:  # a second pass goes on where the first stopped
@@ -382,32 +314,3 @@ class Session:
         path = self.run_dir.kernel_path(op, number)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-
-    def _judged(self, pending: Pending, outcome: Outcome, decision: Decision, why: str) -> Experiment:
-        seconds = outcome.seconds + pending.agent_s
-        self._journal.append(
-            "judged",
-            number=pending.number,
-            op=pending.op,
-            outcome=outcome.to_json(),
-            decision=decision.value,
-            reason=why,
-            seconds=seconds,
-        )
-        return pending.decided(outcome, decision, why, seconds)
-
-
-def _check_surroundings(settings: Settings) -> None:
-    """Fail before the night, not in it: git, and a results.tsv that can be appended to.
-
-    Raises: RepositoryError, LogError.
-    """
-    if shutil.which("git") is None:
-        raise RepositoryError("git is not installed", hint="install git: every experiment is a commit")
-    path = settings.workdir / RESULTS
-    if path.exists():
-        results.read_rows(path)
-
-
-def _utc_now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)

@@ -8,7 +8,7 @@ Event kinds, in the order in which a run writes them:
                                                             agent (of an ensemble)
     op-stopped   op, reason                     judged      number, op, outcome, decision, reason, seconds
     exported     tip                            recorded    number, op, commit, tip
-    baseline     op, latencies_us, incumbent_us
+    baseline     op, latencies_us, incumbent_us    op-skipped  op, reason (its starter does not pass here)
     integrated   result                         run-ended   reason
     called       op, agent, model, outcome, reason, tokens, cost_usd  (one call of a language model, journaled at once)
 
@@ -72,6 +72,9 @@ class RunState:
     ended: str | None = None
     tokens: int = 0  # of all calls of language models, those without a proposal included
     cost_usd: float = 0.0  # of those whose price was known
+    started_utc: str = ""  # when the run was last started, on which its clock began
+    unusable: frozenset[str] = frozenset()  # ops whose starter did not pass since then
+    current_op: str | None = None  # that is being worked on; None once it was closed
 
 
 def load_state(run_dir: RunDir) -> RunState:
@@ -89,10 +92,9 @@ def replay(events: Iterable[Event], run_dir: RunDir) -> RunState:
         fields = event.fields
         if event.kind == "run-started":
             settings, sandbox = Settings.from_json(fields["settings"]), fields.get("sandbox", "")
-            if state is None:
-                state = RunState(settings=settings, sandbox=sandbox)
-            else:  # resumed with other limits; a run that had ended goes on
-                state = replace(state, settings=settings, sandbox=sandbox, ended=None)
+            state = state or RunState(settings=settings)  # else resumed with other limits, perhaps after its end
+            state = replace(state, settings=settings, sandbox=sandbox, ended=None, unusable=frozenset())
+            state = replace(state, started_utc=event.time_utc)
         elif state is not None:
             state = replace(_fold(state, event.kind, fields, run_dir), tip=fields.get("tip", state.tip))
     if state is None:
@@ -104,15 +106,16 @@ def _fold(state: RunState, kind: str, fields: Mapping[str, Any], run_dir: RunDir
     if kind == "planned":
         return replace(state, plan=fields)
     if kind == "op-started":
-        return _with_history(state, _started(fields, run_dir))
+        return _with_history(replace(state, current_op=fields["op"]), _started(fields, run_dir))
     if kind == "baseline":
         history = state.histories[fields["op"]]
         baseline = Baseline(latencies_us=fields["latencies_us"])
         return _with_history(state, replace(history, baseline=baseline, incumbent_us=fields["incumbent_us"]))
     if kind == "op-stopped":
+        state = replace(state, current_op=None)
         return _with_history(state, state.histories[fields["op"]].stopped(fields["reason"]))
     if kind == "proposed":
-        return replace(state, pending=_proposed(fields, run_dir))
+        return replace(state, pending=_proposed(fields, run_dir), current_op=fields["op"])
     if kind == "judged" and state.pending is not None:
         outcome, decision = Outcome.from_json(fields["outcome"]), Decision(fields["decision"])
         judged = state.pending.decided(outcome, decision, fields["reason"], fields["seconds"])
@@ -129,6 +132,8 @@ def _fold_run(state: RunState, kind: str, fields: Mapping[str, Any]) -> RunState
     if kind == "called":
         tokens, cost_usd = fields["tokens"] or 0, fields["cost_usd"] or 0.0
         return replace(state, tokens=state.tokens + tokens, cost_usd=state.cost_usd + cost_usd)
+    if kind == "op-skipped":
+        return replace(state, unusable=state.unusable | {fields["op"]})
     if kind == "integrated":
         return replace(state, integration=fields["result"])
     if kind == "run-ended":
@@ -164,6 +169,33 @@ def started_json(history: KernelHistory) -> dict[str, Any]:
         "incumbent_us": history.incumbent_us,
         "floor_us": history.floor_us,
         "active_s": history.active_s,
+    }
+
+
+def proposed_json(pending: Pending) -> dict[str, Any]:
+    """The fields of a proposed event; the kernel's text lies beside the journal."""
+    proposal = pending.proposal
+    return {
+        "number": pending.number,
+        "op": pending.op,
+        "hypothesis": proposal.hypothesis,
+        "digest": proposal.digest,
+        "agent_s": pending.agent_s,
+        "tokens": proposal.tokens,
+        "cost_usd": proposal.cost_usd,
+        "agent": proposal.agent,
+    }
+
+
+def judged_json(experiment: Experiment) -> dict[str, Any]:
+    """The fields of a judged event."""
+    return {
+        "number": experiment.number,
+        "op": experiment.op,
+        "outcome": experiment.outcome.to_json(),
+        "decision": experiment.decision.value,
+        "reason": experiment.reason,
+        "seconds": experiment.seconds,
     }
 
 

@@ -73,6 +73,7 @@ AGENTS: Mapping[str, str] = {
     "openai": "autokernel.agents.openai",
     "command": "autokernel.agents.command",
     "ensemble": "autokernel.agents.ensemble",
+    "outside": "autokernel.agents.outside",
 }
 """Name -> module with `build(options: AgentOptions) -> Agent`."""
 

@@ -84,6 +84,15 @@ def read_reply(reply: Reply, history: KernelHistory) -> Idea | Rejected:
     return Idea(hypothesis=_one_line(hypothesis) or NO_HYPOTHESIS, kernel_py=text)
 
 
+def fault_of(text: str, history: KernelHistory) -> Rejected | None:
+    """Why a whole file is no proposal, known before anything is judged; None when it is one."""
+    try:
+        _check_kernel(text, history)
+    except _Unusable as unusable:
+        return unusable.rejected
+    return None
+
+
 def _check_complete(reply: Reply) -> None:
     if reply.stop is Stop.REFUSAL:
         raise _Unusable(Fault.REFUSED, f"the model refused: {_one_line(reply.text) or 'without a reason'}")

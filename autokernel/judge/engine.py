@@ -18,6 +18,7 @@ from autokernel.judge.contest import Contest
 from autokernel.judge.forkserver import ForkServer
 from autokernel.judge.imports import borrowed
 from autokernel.judge.kernelnames import others_work
+from autokernel.judge.margin import KEEP_MARGIN
 from autokernel.judge.rejected import Rejected
 from autokernel.judge.sanitizer import cases_for, sanitize
 from autokernel.judge.stages import STAGES, Stage
@@ -29,9 +30,6 @@ from autokernel.spec import KernelSpec
 from autokernel.timed import by_weight, timed_calls
 
 log = logging.getLogger(__name__)
-
-KEEP_MARGIN = 0.01
-"""A candidate is better when the lower bound of its speedup exceeds 1 by this much."""
 
 SCREEN_BELOW = 0.97
 """After smoke, a candidate whose speedup's upper bound is under this is plainly slower."""

@@ -7,8 +7,9 @@ from unittest import mock
 
 import pytest
 
-from autokernel.judge.engine import KEEP_MARGIN, Judge
+from autokernel.judge.engine import Judge
 from autokernel.judge.forkserver import ForkServer
+from autokernel.judge.margin import KEEP_MARGIN
 from autokernel.judge.stages import STAGES
 from autokernel.judge.worker import Worker
 from autokernel.loading import get_spec

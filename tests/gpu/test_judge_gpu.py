@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from autokernel.judge import devicehealth
-from autokernel.judge.engine import KEEP_MARGIN, Judge
+from autokernel.judge.engine import Judge
 from autokernel.judge.forkserver import ForkServer
+from autokernel.judge.margin import KEEP_MARGIN
 from autokernel.judge.stages import STAGES
 from autokernel.loading import get_spec, load_file, specs, starter_path
 from autokernel.settings import DTYPES_OF_BACKEND

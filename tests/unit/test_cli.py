@@ -10,7 +10,7 @@ import typer
 
 from autokernel import __version__, errors
 from autokernel.cli import COMMANDS, GROUPS, INTERNAL_ERROR, INTERRUPTED, app, fill_optional_values, guarded, main
-from autokernel.commands.run import _budget_s
+from autokernel.commands._flags import budget_s
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -88,6 +88,11 @@ def test_version_is_the_package_version(capsys):
         (["report", "--md", "--json"], "--md"),
         (["report"], "there is no run"),
         (["run", "--resume"], "there is no run"),
+        (["run", "model.py", "--agent", "outside"], "autokernel next MODEL"),
+        (["next"], "no driven run is open"),
+        (["next", "model.py", "--patience", "0"], "patience"),
+        (["submit", "kernel.py", "-m", "an idea"], "no driven run is open"),
+        (["finish"], "no driven run is open"),
     ],
 )
 def test_misuse_exits_2_with_a_message_and_no_traceback(args, said, capsys, tmp_path, monkeypatch):
@@ -99,6 +104,13 @@ def test_misuse_exits_2_with_a_message_and_no_traceback(args, said, capsys, tmp_
     assert list(tmp_path.iterdir()) == []  # and nothing was written
 
 
+def test_mcp_without_its_package_says_what_to_install():
+    done = autokernel("mcp", code="sys.modules['mcp'] = None; from autokernel.cli import main; main()")
+    assert done.returncode == 2
+    assert "pip install 'autokernel[mcp]'" in done.stderr
+    assert done.stdout == ""
+
+
 def test_judge_refuses_a_file_that_is_no_kernel(tmp_path, capsys):
     path = tmp_path / "kernel.py"
     path.write_text("x = 1\n")
@@ -107,9 +119,9 @@ def test_judge_refuses_a_file_that_is_no_kernel(tmp_path, capsys):
 
 
 def test_budget_is_in_seconds():
-    assert _budget_s(5, None) == 300
-    assert _budget_s(None, 0.5) == 1800
-    assert _budget_s(None, None) is None
+    assert budget_s(5, None) == 300
+    assert budget_s(None, 0.5) == 1800
+    assert budget_s(None, None) is None
 
 
 @pytest.mark.parametrize("kind", [errors.ConfigError, errors.DeviceError, errors.LogError, errors.AgentError])

@@ -40,7 +40,9 @@ def test_every_module_of_the_contract_exists():
 AGENT_MODULES = [f"autokernel.agents.{path.stem}" for path in sorted((ROOT / "autokernel/agents").glob("[a-z]*.py"))]
 
 
-@pytest.mark.parametrize("module", ["autokernel", "autokernel.cli", "autokernel.agents", *AGENT_MODULES])
+@pytest.mark.parametrize(
+    "module", ["autokernel", "autokernel.cli", "autokernel.agents", "autokernel.handout", *AGENT_MODULES]
+)
 def test_command_line_and_agents_load_nothing_heavy(module):
     assert loaded_by([module]) == "[]"
 
