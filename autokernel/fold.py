@@ -1,7 +1,9 @@
-"""Compute once what a captured graph computes anew from constants alone: position ids, causal masks, their checks.
+"""Compute once what a captured graph computes anew: from constants alone, or in every layer.
 
 A transformers model that is traced builds its causal mask with a dozen operations in every forward. None of them reads
 an input, so their result is stored in the graph; a check of the mask's values then is no device synchronization either.
+What is checked of an input, such as the tables of a rotary embedding, is checked once and not for every layer's view of
+it: on a GPU each check waits for all work before it.
 """
 
 from __future__ import annotations
@@ -43,6 +45,32 @@ def fold_constants(gm: GraphModule) -> int:
             gm.graph.erase_node(node)
     gm.recompile()
     return len(stored)
+
+
+def share_repeated(gm: GraphModule) -> int:
+    """Compute equal views of one tensor, and repeatable calls on it, once, in place; the number of nodes removed.
+
+    Other operations are left alone: their results have memory of their own, which a caller may write to.
+    """
+    first: dict[tuple[Any, str, str], Node] = {}
+    removed = 0
+    for node in list(gm.graph.nodes):
+        if node.op != "call_function" or not _shareable(node.target):
+            continue
+        same = first.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)  # names of nodes are unique
+        if same is not node:
+            node.replace_all_uses_with(same)
+            gm.graph.erase_node(node)
+            removed += 1
+    gm.recompile()
+    return removed
+
+
+def _shareable(target: Any) -> bool:
+    if isinstance(target, torch._ops.OpOverload):
+        aliases = [result.alias_info for result in target._schema.returns]
+        return not target._schema.is_mutable and all(alias is not None and not alias.is_write for alias in aliases)
+    return target is operator.getitem or bool(getattr(target, "repeatable", False))
 
 
 def _constant_nodes(gm: GraphModule) -> set[Node]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from autokernel.capture import Backend, inference_backend
-from autokernel.fold import fold_constants
+from autokernel.fold import fold_constants, share_repeated
 from autokernel.loading import get_spec
 from autokernel.match import Match, Matcher
 from autokernel.records import Case
@@ -83,6 +83,7 @@ class Replacer:
             else:
                 left[match.op] += 1
         fold_constants(gm)
+        share_repeated(gm)
         gm.graph.lint()
         return self._counting(gm.forward, left) if left else gm.forward
 
@@ -156,11 +157,17 @@ class _Checked:
     """Turns a spelled argument into the op's own, or passes one that the op has not; None when the adapter's condition
     does not hold for these values."""
 
-    repeatable = True  # a constant is checked once
+    repeatable = True  # a constant is checked once, and one tensor once a forward
 
     def __init__(self, name: str, adapter: Adapter) -> None:
         self.__name__ = f"autokernel_{name}"
         self._adapter = adapter
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Checked) and self._adapter is other._adapter
+
+    def __hash__(self) -> int:
+        return id(self._adapter)
 
     def __call__(self, value: Tensor) -> Tensor | None:
         if not self._adapter.holds(value):

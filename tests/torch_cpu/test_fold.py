@@ -4,7 +4,7 @@ import torch
 from models import loaded
 
 from autokernel.capture import capture
-from autokernel.fold import fold_constants
+from autokernel.fold import fold_constants, share_repeated
 
 LENGTH = 12
 
@@ -63,3 +63,27 @@ def test_what_reads_an_input_is_computed_anew():
     gm, _, (first,), _ = folded(lambda x: x * torch.arange(LENGTH) + x, torch.ones(LENGTH))
     assert torch.equal(gm(torch.zeros(LENGTH))[0], torch.zeros(LENGTH))
     assert torch.equal(first, torch.arange(LENGTH) + 1.0)
+
+
+def shared(fn, *args):
+    """(graph after sharing, nodes removed, what it returns, what the model returns)."""
+    (graph,) = capture(loaded(Lambda(fn), *args))
+    removed = share_repeated(graph.gm)
+    return graph.gm, removed, graph.gm(*graph.inputs), fn(*args)
+
+
+def test_equal_views_are_taken_once():
+    def fn(x, table):
+        return (x + table.unsqueeze(1)) * table.unsqueeze(1) - table.unsqueeze(0)
+
+    gm, removed, (got,), want = shared(fn, torch.randn(4, 4, 3), torch.randn(4, 3))
+    assert removed == 1
+    assert targets(gm).count("aten.unsqueeze.default") == 2
+    assert torch.equal(got, want)
+
+
+def test_equal_results_with_memory_of_their_own_stay_apart():
+    _, removed, outputs, want = shared(lambda x: (x + 1, x + 1), torch.ones(LENGTH))
+    assert removed == 0
+    outputs[0].zero_()
+    assert torch.equal(outputs[1], want[1])

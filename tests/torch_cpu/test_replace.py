@@ -117,6 +117,19 @@ def test_another_epsilon_runs_the_original(run):
     assert (applied.calls["rmsnorm"], applied.fallbacks["rmsnorm"]) == (4, 1)
 
 
+def test_rotary_tables_are_checked_once_for_all_layers(tmp_path):
+    item = toy()
+    cases = cases_of(toy(), "rotary_embedding")
+    export(tmp_path, "rotary_embedding", starter_path("rotary_embedding", "cpp").read_text(), cases)
+    applied = autokernel.apply(item.model, tmp_path)
+    output_leaves(item.model, item)  # compiles
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        output_leaves(item.model, item)
+    assert applied.calls["rotary_embedding"] == 8
+    # Each comparison has a GPU finish all work before it.
+    assert sum(event.name == "aten::equal" for event in profile.events()) == 2
+
+
 def test_rotary_tables_that_change_are_noticed(tmp_path):
     item = toy()
     export(
