@@ -5,7 +5,8 @@ once to the output. The op moves bytes and little else, so a row is read from me
 registers as `N` packs of 16 bytes each, all of whose loads are under way before the first is used, and the sum goes
 through warp shuffles and, for rows of more than one warp, one exchange in shared memory. Several short rows share a
 block. Rows beyond 8 packs for each of 1024 threads are walked over twice, the second time backwards, so that what was
-read last is found in registers and cache. Rows may lie apart and be permuted (up to three leading strides); where
+read last is found in registers and cache; so are rows of 8 to 16 KB, which take fewer registers then and have more
+threads under way. Rows may lie apart and be permuted (up to three leading strides); where
 addresses are no multiples of 16 bytes, packs are single elements. A sum has one fixed order: results repeat bit for
 bit.
 """
@@ -21,12 +22,25 @@ BACKEND = "cuda"
 TUNABLES = {
     "THREADS": [0, 32, 64, 128, 256, 512, 1024],  # threads per row; 0: as many as the row has packs / PACKS
     "PACKS": [1, 2, 4, 8],  # 16-byte loads per thread; rows too long for this, and 512 threads, take 8
+    "STEPS": [0, 2, 4],  # in which rows of 8 to 16 KB are walked over twice; 0: once, held in registers
+    "STEP_PACKS": [1, 2, 4],  # 16-byte loads per thread and step
+    "STEP_RESIDENT": [1024, 1536, 2048],  # as RESIDENT, for those
     "PERSISTENT": [0, 1],  # 1: as many blocks as fit at once, each of which loads its next row while it works on one
     "RESIDENT": [512, 1024, 1536, 2048],  # threads per multiprocessor for whose registers the compiler makes room
     "LOAD": [0, 1, 2, 3],  # reads of x: 0 plain, 1 streaming (ld.cs), past L1 and 2 first to leave L2, 3 by 256 bytes
     "STORE": [0, 1],  # writes: 0 plain, 1 streaming (st.cs)
 }
-CONFIG = {"THREADS": 0, "PACKS": 4, "PERSISTENT": 0, "RESIDENT": 1024, "LOAD": 1, "STORE": 0}
+CONFIG = {
+    "THREADS": 0,
+    "PACKS": 4,
+    "STEPS": 2,
+    "STEP_PACKS": 2,
+    "STEP_RESIDENT": 1536,
+    "PERSISTENT": 0,
+    "RESIDENT": 1024,
+    "LOAD": 1,
+    "STORE": 0,
+}
 
 SOURCE = r"""
 #include <stdint.h>
@@ -175,17 +189,22 @@ static __device__ void load_tile(Pack<T, V> (&tile)[N], const T* x, int first, i
   }
 }
 
-constexpr int MOST = 512, MOST_LONG = 1024;  // threads of a block
+// Threads of a block, and of a multiprocessor: for rows that are held, for those walked over twice, for those too long.
+constexpr int MOST = 512, MOST_LONG = 1024;
+enum Walk { HELD, TWICE, LONG };
+constexpr int threads_of(Walk walk) { return walk == LONG ? MOST_LONG : MOST; }
+constexpr int resident(Walk walk) { return walk == LONG ? MOST_LONG : walk == TWICE ? STEP_RESIDENT : RESIDENT; }
 
-// A thread holds N packs of its row. LONG rows may have more than all threads hold; they are walked over in tiles,
+// A thread holds N packs of its row. What is not HELD may have more than all threads hold and is walked over in tiles,
 // twice: the second time backwards, from the tile that is at hand.
-template <class T, int V, int N, bool LONG>
-__global__ void __launch_bounds__(LONG ? MOST_LONG : MOST, LONG ? 1 : RESIDENT / MOST) rmsnorm_rows(const Job job) {
+template <class T, int V, int N, Walk WALK>
+__global__ void __launch_bounds__(threads_of(WALK), resident(WALK) / threads_of(WALK)) rmsnorm_rows(const Job job) {
+  constexpr bool TILED = WALK != HELD;
   constexpr bool AHEAD = PERSISTENT && N <= 4;  // a second set of more packs would not fit in the registers
-  constexpr int GROUP = LONG ? 2 : N < 4 ? N : 4;  // packs whose weights are loaded together
+  constexpr int GROUP = TILED ? 2 : N < 4 ? N : 4;  // packs whose weights are loaded together
   __shared__ float partial[2][32];
   const int lane = threadIdx.x, tile = N * blockDim.x, packs = int(job.cols / V);
-  const int last = LONG ? (packs - 1) / tile * tile : 0;  // where the last tile begins
+  const int last = TILED ? (packs - 1) / tile * tile : 0;  // where the last tile begins
   const bool once = last == 0;
   const int64_t step = int64_t(gridDim.x) * blockDim.y;
   int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -204,7 +223,7 @@ __global__ void __launch_bounds__(LONG ? MOST_LONG : MOST, LONG ? 1 : RESIDENT /
 
     float sum = 0;
     for (int at = 0;; at += tile) {
-      if (LONG && at > 0) load_tile(held, x, at + lane, count, false);
+      if (TILED && at > 0) load_tile(held, x, at + lane, count, false);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         float v[Pack<T, V>::width];
@@ -212,13 +231,13 @@ __global__ void __launch_bounds__(LONG ? MOST_LONG : MOST, LONG ? 1 : RESIDENT /
 #pragma unroll
         for (int k = 0; k < V; ++k) sum += v[k] * v[k];
       }
-      if (!LONG || at == last) break;
+      if (!TILED || at == last) break;
     }
     const float scale = rsqrtf(row_sum(sum, partial[turn]) / float(job.cols) + job.eps);
 
     T* y = (T*)job.y + row * job.cols;
     for (int at = last;; at -= tile) {
-      if (LONG && at < last) load_tile(held, x, at + lane, count, false);
+      if (TILED && at < last) load_tile(held, x, at + lane, count, false);
       Pack<T, V> w[GROUP];
 #pragma unroll
       for (int i = 0; i < N; ++i) {
@@ -238,7 +257,7 @@ __global__ void __launch_bounds__(LONG ? MOST_LONG : MOST, LONG ? 1 : RESIDENT /
         held[i].narrow(v);
         held[i].store(y + int64_t(pack) * V);
       }
-      if (!LONG || at == 0) break;
+      if (!TILED || at == 0) break;
     }
     if (AHEAD) {
 #pragma unroll
@@ -258,7 +277,7 @@ static int threads_for(int64_t packs, int each, int most) {
   return int(threads);
 }
 
-template <class T, int V, int N, bool LONG>
+template <class T, int V, int N, Walk WALK>
 static cudaError_t launch(const Job& job, int threads, cudaStream_t stream) {
   const dim3 block(threads, threads <= 32 ? 128 / threads : 1);
   int64_t blocks = (job.rows + block.y - 1) / block.y;
@@ -266,25 +285,28 @@ static cudaError_t launch(const Job& job, int threads, cudaStream_t stream) {
     int device = 0, multiprocessors = 0, resident = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, rmsnorm_rows<T, V, N, LONG>, block.x * block.y, 0);
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, rmsnorm_rows<T, V, N, WALK>, block.x * block.y, 0);
     if (blocks > multiprocessors * resident) blocks = multiprocessors * resident;
   }
   if (blocks > 0x7fffffff) return cudaErrorInvalidConfiguration;
-  rmsnorm_rows<T, V, N, LONG><<<unsigned(blocks), block, 0, stream>>>(job);
+  rmsnorm_rows<T, V, N, WALK><<<unsigned(blocks), block, 0, stream>>>(job);
   return cudaGetLastError();
 }
 
 // V elements are one pack.
+constexpr int64_t TWICE_FROM = 512, TWICE_TO = 1024;  // packs of 16 bytes
 template <class T, int V>
 static cudaError_t choose(const Job& job, cudaStream_t stream) {
   const int64_t packs = job.cols / V;
   if (packs > 0x7fff0000) return cudaErrorInvalidValue;
   if constexpr (V > 1) {
+    if (STEPS && packs >= TWICE_FROM && packs <= TWICE_TO)
+      return launch<T, V, STEP_PACKS, TWICE>(job, threads_for((packs + STEPS - 1) / STEPS, STEP_PACKS, MOST), stream);
     const int threads = threads_for(packs, PACKS, MOST);
-    if (int64_t(threads) * PACKS >= packs) return launch<T, V, PACKS, false>(job, threads, stream);
+    if (int64_t(threads) * PACKS >= packs) return launch<T, V, PACKS, HELD>(job, threads, stream);
   }
   constexpr int N = V > 1 ? 8 : 16;
-  return launch<T, V, N, true>(job, threads_for(packs, N, MOST_LONG), stream);
+  return launch<T, V, N, LONG>(job, threads_for(packs, N, MOST_LONG), stream);
 }
 
 template <class T>
