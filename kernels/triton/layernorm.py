@@ -305,7 +305,7 @@ MAX_TILE = 65536  # elements of a program; more do not fit in its registers, wha
 ONE_WARP_BYTES = 2048  # a row of at most this much belongs to one warp, which needs no barrier to reduce it
 SHORT_TILE_BYTES = 4096  # what a program takes of shorter rows
 MAX_ACCESSES = 8  # long: loads per thread and step
-PAIRED_FROM_BYTES, PAIRED_TO_BYTES, PAIR_WARPS = 8192, 16384, 4  # two rows of this many bytes share a program of
+PAIRED_FROM_BYTES, PAIRED_TO_BYTES, PAIR_WARPS = 8192, 16384, 8  # two rows of this many bytes share a program of
 # few warps: on an H200, rows of 4096 and 8192 in bf16 took 2 to 18 % less than with THREAD_BYTES
 THREAD_BYTES = 32  # two 16-byte loads per thread: few registers, so many programs fit, and enough bytes in flight
 MANY_PER_THREAD = 16  # elements; more than this take so many registers that only few programs fit
