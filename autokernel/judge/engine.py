@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 SCREEN_BELOW = 0.97
 """After smoke, a candidate whose speedup's upper bound is under this is plainly slower."""
 
+SURELY_BELOW = 0.8
+"""Under this one pair of processes is enough to say so: memory that lies badly does not cost that much."""
+
 BASELINE_ROUNDS = 8
 COMPILE_DEADLINE_S = 240.0
 """torch.compile of a baseline builds C++ in its first call."""
@@ -131,9 +134,7 @@ class Judge:
         if incumbent is None:
             self._run_others(worker, kernel_py, stages, all_stages=all_stages)
             return None
-        with self._start(incumbent) as rival:
-            rival.load()
-            self._screen(worker, rival)
+        self._screen(worker, kernel_py, incumbent)
         with self._duel(kernel_py, incumbent, self._watch) as duel:
             duel.prepare(PAIRS)  # they get ready beside the stages
             self._run_others(worker, kernel_py, stages, all_stages=all_stages)
@@ -193,10 +194,22 @@ class Judge:
             spec=self.spec, worker=worker, dtypes=self._dtypes, user_cases=tuple(item.case for item in self._cases)
         )
 
-    def _screen(self, worker: Worker, rival: Worker) -> None:
-        contest = contest_of(self.spec, self.timed, worker, rival)
-        contest.run(SCREEN_ROUNDS)
-        timing = pooled([contest])
+    def _screen(self, worker: Worker, kernel_py: str, incumbent: str) -> None:
+        """End a candidate that is plainly slower, by a second and younger pair where the first does not say so loudly.
+
+        Raises: _Screened.
+        """
+        with self._start(incumbent) as rival:
+            rival.load()
+            contests = [contest_of(self.spec, self.timed, worker, rival)]
+            contests[0].run(SCREEN_ROUNDS)
+        if SURELY_BELOW <= pooled(contests).speedup.high < SCREEN_BELOW:
+            with self._start(kernel_py) as young, self._start(incumbent) as rival:
+                young.load()
+                rival.load()
+                contests.append(contest_of(self.spec, self.timed, young, rival))
+                contests[1].run(SCREEN_ROUNDS)
+        timing = pooled(contests)
         if timing.speedup.high < SCREEN_BELOW:
             raise _Screened(timing)
 
