@@ -28,6 +28,25 @@ def ratio_interval(numerator_us: Sequence[float], denominator_us: Sequence[float
     return Interval(low=ratios[rank - 1], estimate=statistics.median(ratios), high=ratios[-rank])
 
 
+def pooled_interval(
+    numerators_us: Sequence[Sequence[float]], denominators_us: Sequence[Sequence[float]], *, pair_by_pair: bool = False
+) -> Interval:
+    """`ratio_interval` over the rounds of several pairs of processes, each with its list of rounds.
+
+    All rounds are one sample, whose interval spans what the pairs disagree by; with `pair_by_pair` a pair is one sample,
+    its medians, so that what six pairs are to show each of them must.
+    Raises: ValueError for unequal lengths, or for fewer than `MIN_BLOCKS` samples.
+    """
+    if pair_by_pair:
+        return ratio_interval(
+            [statistics.median(rounds) for rounds in numerators_us],
+            [statistics.median(rounds) for rounds in denominators_us],
+        )
+    return ratio_interval(
+        [us for rounds in numerators_us for us in rounds], [us for rounds in denominators_us for us in rounds]
+    )
+
+
 def _interval_rank(n: int) -> int:
     """Largest k with 1 - 2 P(Bin(n, 1/2) < k) >= CONFIDENCE."""
     tail, k = 0.0, 0

@@ -15,9 +15,9 @@ from contextlib import ExitStack
 
 from autokernel.judge.contest import Contest
 from autokernel.judge.worker import Worker
-from autokernel.records import Clocks, Interval, TimedCase, Timing
+from autokernel.records import Clocks, TimedCase, Timing
 from autokernel.spec import KernelSpec
-from autokernel.stats import MIN_BLOCKS, ratio_interval
+from autokernel.stats import MIN_BLOCKS, pooled_interval
 
 CANDIDATE, INCUMBENT = "candidate", "incumbent"
 PAIRS, ROUNDS = 3, 4
@@ -107,14 +107,10 @@ def pooled(contests: Sequence[Contest], hidden_us: float = 0.0, *, pair_by_pair:
     """What the contests say together: medians over all of their rounds, the candidate's longer by `hidden_us` us."""
     ours = [[us + hidden_us for us in contest.rounds[CANDIDATE]] for contest in contests]
     theirs = [contest.rounds[INCUMBENT] for contest in contests]
-    speedup = ratio_interval([us for rounds in theirs for us in rounds], [us for rounds in ours for us in rounds])
-    if pair_by_pair:
-        by_pair = ratio_interval([statistics.median(us) for us in theirs], [statistics.median(us) for us in ours])
-        speedup = Interval(low=by_pair.low, estimate=speedup.estimate, high=by_pair.high)
     return Timing(
         candidate_us=statistics.median(us for rounds in ours for us in rounds),
         incumbent_us=statistics.median(us for rounds in theirs for us in rounds),
-        speedup=speedup,
+        speedup=pooled_interval(theirs, ours, pair_by_pair=pair_by_pair),
         blocks=sum(len(rounds) for rounds in ours),
         host_us=_median([contest.host_us(CANDIDATE) for contest in contests]),
         graph_us=next((us for contest in contests if (us := contest.graph_us(CANDIDATE)) is not None), None),
