@@ -33,8 +33,8 @@ def pooled_interval(
 ) -> Interval:
     """`ratio_interval` over the rounds of several pairs of processes, each with its list of rounds.
 
-    All rounds are one sample, whose interval spans what the pairs disagree by; with `pair_by_pair` a pair is one sample,
-    its medians, so that what six pairs are to show each of them must.
+    All rounds are one sample, whose interval spans what the pairs disagree by; with `pair_by_pair` a pair's medians are
+    one sample, so that what six pairs are to show each of them must.
     Raises: ValueError for unequal lengths, or for fewer than `MIN_BLOCKS` samples.
     """
     if pair_by_pair:
