@@ -6,7 +6,7 @@
 Every candidate is the incumbent with another number in a comment, so that the truth is a speedup of exactly 1. It goes
 through `Judge.evaluate` and the loop's own keep rule, and what is kept becomes the incumbent, as in a night. What has
 been compiled for the incumbent is shared with the candidate. --no-stages runs smoke alone before the timing: the same
-kernel passes the other stages every time, but the candidate's process then is younger than a night's.
+kernel passes the other stages every time, and the timing is done in new processes.
 
 Prints a table and exits 1 when there is more than one false keep in 300 experiments, or when the speedups claimed by
 all false keeps multiply to more than half a percent.
