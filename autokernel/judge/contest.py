@@ -41,9 +41,10 @@ WARM_UP_S = 0.15
 WALL_FACTOR, WALL_SLACK_US = 1.5, 4_000.0
 """The judge's clock may read this much more than a CPU child's (per block) before the child counts as lying."""
 
-CPU_EXCESS, LYING, WALL_PAIRS = 1.35, 0.2, 6
+CPU_EXCESS, LYING, ENOUGH_PAIRS, WALL_PAIRS = 1.35, 0.2, 3, 6
 """Time of a call by our clock to that claimed: up to the first factor all is well, as the inputs of a bulk are in no
-cache. Else both children are measured in so many turns, and one that hides this share of its claim more lies."""
+cache. Else both children are measured in turns, at most so many, and one that each time hides this share of its claim
+more than the other lies."""
 
 GPU_EXCESS, GPU_SLACK_US, WALL_ATTEMPTS = 1.1, 0.5, 3
 
@@ -176,20 +177,21 @@ class Contest:
         if wall_us <= CPU_EXCESS * claimed_us:
             return 1.0
         ours, reference, claims = list[float](), list[float](), list[float]()
-        for _ in range(WALL_PAIRS):
+        for pairs in range(1, WALL_PAIRS + 1):
             wall_us, claimed_us = self._wall_and_claim(name, index)
             ours.append(wall_us - claimed_us)
             claims.append(claimed_us)
             wall_us, claimed_us = self._wall_and_claim(beside, index)
             reference.append(max(0.0, wall_us - claimed_us))
-            if ours[-1] <= reference[-1]:
+            usual_us = statistics.median(ours) - statistics.median(reference)
+            if pairs >= ENOUGH_PAIRS and usual_us <= 0:
                 return 1.0  # to count a difference would only ever be to the candidate's disadvantage
         claimed_us, surely_us = statistics.median(claims), sorted(ours)[1] - sorted(reference)[-2]
         if surely_us > LYING * claimed_us:
             raise Rejected(
                 Verdict.TAMPER, f"claims {claimed_us:.1f} us a call, which takes {surely_us:.1f} us more by our clock"
             )
-        return 1 + (statistics.median(ours) - statistics.median(reference)) / claimed_us
+        return 1 + usual_us / claimed_us if surely_us > 0 or usual_us > LYING * claimed_us else 1.0
 
     def _wall_and_claim(self, name: str, index: int) -> tuple[float, float]:
         """Time of a call in us by our clock, and the mean of those claimed just before: stalls count in both."""
