@@ -73,7 +73,7 @@ class Contest:
         ]
         self._histories = {
             name: [
-                [History(inputs, elements, self._rng) for inputs in sets]
+                [refresh.History(inputs, elements, self._rng) for inputs in sets]
                 for sets, elements in zip(self._sets, self._output_elements, strict=True)
             ]
             for name in workers
@@ -170,33 +170,35 @@ class Contest:
 
         Where threads wait for cores any of the numbers may be many times too large, those of an honest child as well;
         and inputs that are in no cache cost the same time whichever kernel reads them, much of a fast one's. So both
-        children are measured in turns, and only one that hides more than its neighbour each time is lying.
+        children are measured in turns. One that hides more than its neighbour each time is lying; stalls are no lies,
+        so what it claims includes them. Less than that is counted, by its usual claims: the stalls are its own.
         Raises: Rejected.
         """
-        wall_us, claimed_us = self._wall_and_claim(name, index)
-        if wall_us <= CPU_EXCESS * claimed_us:
+        wall_us, _, usual_us = self._wall_and_claims(name, index)
+        if wall_us <= CPU_EXCESS * usual_us:
             return 1.0
-        ours, reference, claims = list[float](), list[float](), list[float]()
+        lies, usual, claims = list[tuple[float, float]](), list[tuple[float, float]](), list[float]()
         for pairs in range(1, WALL_PAIRS + 1):
-            wall_us, claimed_us = self._wall_and_claim(name, index)
-            ours.append(wall_us - claimed_us)
-            claims.append(claimed_us)
-            wall_us, claimed_us = self._wall_and_claim(beside, index)
-            reference.append(max(0.0, wall_us - claimed_us))
-            usual_us = statistics.median(ours) - statistics.median(reference)
-            if pairs >= ENOUGH_PAIRS and usual_us <= 0:
+            wall_us, mean_us, usual_us = self._wall_and_claims(name, index)
+            claims.append(usual_us)
+            their_wall_us, their_mean_us, their_usual_us = self._wall_and_claims(beside, index)
+            lies.append((wall_us - mean_us, max(0.0, their_wall_us - their_mean_us)))
+            usual.append((wall_us - usual_us, max(0.0, their_wall_us - their_usual_us)))
+            more_us = statistics.median(ours for ours, _ in usual) - statistics.median(theirs for _, theirs in usual)
+            if pairs >= ENOUGH_PAIRS and more_us <= 0:
                 return 1.0  # to count a difference would only ever be to the candidate's disadvantage
-        claimed_us, surely_us = statistics.median(claims), sorted(ours)[1] - sorted(reference)[-2]
+        claimed_us = statistics.median(claims)
+        surely_us = sorted(ours for ours, _ in lies)[1] - sorted(theirs for _, theirs in lies)[-2]
         if surely_us > LYING * claimed_us:
             raise Rejected(
                 Verdict.TAMPER, f"claims {claimed_us:.1f} us a call, which takes {surely_us:.1f} us more by our clock"
             )
-        return 1 + usual_us / claimed_us if surely_us > 0 or usual_us > LYING * claimed_us else 1.0
+        return 1 + more_us / claimed_us if surely_us > 0 or more_us > LYING * claimed_us else 1.0
 
-    def _wall_and_claim(self, name: str, index: int) -> tuple[float, float]:
-        """Time of a call in us by our clock, and the mean of those claimed just before: stalls count in both."""
+    def _wall_and_claims(self, name: str, index: int) -> tuple[float, float, float]:
+        """Us of a call by our clock, the shortest of several goes; mean and median of those claimed just before."""
         block = self._timed_calls(name, index, self._calls[name][index], warm=1)
-        return self._bulk_us(name, index), statistics.fmean(block.calls_us)
+        return self._bulk_us(name, index), statistics.fmean(block.calls_us), statistics.median(block.calls_us)
 
     def _gpu_excess(self, name: str, index: int) -> float:
         """As `_cpu_excess`; in a graph calls follow one another faster than events can tell. Raises: Rejected."""
@@ -277,29 +279,3 @@ class Contest:
             most = max(ENOUGH_CALLS, round(BLOCK_WALL_US / wall_us))
             calls.append(max(1, min(MAX_CALLS, most, round(BLOCK_US / max(latency_us, 0.1)))))
         return calls
-
-
-class History:
-    """One prepared set in one child: what it held at first, and every change since."""
-
-    def __init__(self, inputs: Inputs, output_elements: int, rng: random.Random) -> None:
-        self._first, self._changes = inputs, list[list[refresh.Change]]()
-        self._refresher = refresh.Refresher(list(inputs.values()), output_elements, rng)
-
-    @property
-    def count(self) -> int:
-        """How often the set was changed."""
-        return len(self._changes)
-
-    def draw(self) -> list[refresh.Change]:
-        """The next changes, noted."""
-        self._changes.append(self._refresher.draw())
-        return self._changes[-1]
-
-    def inputs(self, count: int) -> Inputs:
-        """What the set held after its first `count` changes."""
-        copies = refresh.private_copies(self._first)
-        values = list(copies.values())
-        for changes in self._changes[:count]:
-            refresh.apply(values, changes)
-        return copies

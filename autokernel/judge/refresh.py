@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from autokernel.judge.wire import flat_storage, written_once
+from autokernel.spec import Inputs
 
 Change = tuple[int, int, int, int, float]
 """(argument, dimension, i, j, factor): rows i and j change places; if j is -1, all move on by i and are scaled."""
@@ -99,6 +100,32 @@ def private_copy(value: Any, steps: int = 0) -> Any:
 def private_copies(inputs: Mapping[str, Any], steps: int = 0) -> dict[str, Any]:
     """`private_copy` of every argument."""
     return {name: private_copy(value, steps) for name, value in inputs.items()}
+
+
+class History:
+    """One prepared set in one child: what it held at first, and every change since."""
+
+    def __init__(self, inputs: Inputs, output_elements: int, rng: random.Random) -> None:
+        self._first, self._changes = inputs, list[list[Change]]()
+        self._refresher = Refresher(list(inputs.values()), output_elements, rng)
+
+    @property
+    def count(self) -> int:
+        """How often the set was changed."""
+        return len(self._changes)
+
+    def draw(self) -> list[Change]:
+        """The next changes, noted."""
+        self._changes.append(self._refresher.draw())
+        return self._changes[-1]
+
+    def inputs(self, count: int) -> Inputs:
+        """What the set held after its first `count` changes."""
+        copies = private_copies(self._first)
+        values = list(copies.values())
+        for changes in self._changes[:count]:
+            apply(values, changes)
+        return copies
 
 
 def _widest(value: Tensor) -> int | None:
