@@ -122,7 +122,7 @@ def _report(
     return Report(
         run=run,
         branch=branch,
-        model=settings.model,
+        model=settings.shown_model,
         device=next((history.device for history in histories), ""),
         reason=reason,
         seconds=seconds,
@@ -195,15 +195,15 @@ class Section:
 
 def render_text(report: Report) -> str:
     """The report for a terminal."""
-    blocks = [f"{_title(report)}\n" + "\n".join(f"  {line}" for line in _facts(report))]
-    blocks += ["\n".join([section.title, *(f"  {line}" for line in section.lines)]) for section in _sections(report)]
+    blocks = [f"{_title(report)}\n" + "\n".join(f"  {line}" for line in facts(report))]
+    blocks += ["\n".join([section.title, *(f"  {line}" for line in section.lines)]) for section in sections(report)]
     return "\n\n".join(blocks)
 
 
 def render_markdown(report: Report) -> str:
     """The report as Markdown."""
-    blocks = [f"# {_title(report)}", "\n".join(f"- {line}" for line in _facts(report))]
-    for section in _sections(report):
+    blocks = [f"# {_title(report)}", "\n".join(f"- {line}" for line in facts(report))]
+    for section in sections(report):
         if section.commands:
             body = "\n".join(["```sh", *section.lines, "```"])
         else:  # an indented line continues its kernel's
@@ -216,7 +216,8 @@ def _title(report: Report) -> str:
     return f"autokernel report: run {report.run}"
 
 
-def _facts(report: Report) -> list[str]:
+def facts(report: Report) -> list[str]:
+    """What was run, how it ended, what was enforced."""
     took = "" if report.seconds is None else f" after {report.seconds / 60:.1f} min"
     experiments = sum(kernel.experiments for kernel in report.kernels)
     return [
@@ -226,8 +227,9 @@ def _facts(report: Report) -> list[str]:
     ]
 
 
-def _sections(report: Report) -> list[Section]:
-    kernels = [line for kernel in report.kernels for line in _kernel_lines(kernel)]
+def sections(report: Report) -> list[Section]:
+    """The report's parts in their order."""
+    kernels = [line for kernel in report.kernels for line in kernel_lines(kernel)]
     ideas = [f"#{i.number} {i.op} {i.speedup:.2f}x: {i.hypothesis}{_commit(i.commit)}" for i in report.ideas]
     return [
         Section(title="Whole model", lines=tuple(_model_lines(report.integration))),
@@ -242,7 +244,8 @@ def _commit(commit: str | None) -> str:
     return f" (commit {commit[:10]})" if commit else ""
 
 
-def _kernel_lines(kernel: KernelReport) -> list[str]:
+def kernel_lines(kernel: KernelReport) -> list[str]:
+    """A kernel's line, and those that continue it, indented."""
     ways = ", ".join(f"{name} {us:.1f} us" for name, us in kernel.baselines_us.items())
     if kernel.speedup >= 1:
         standing = f"{kernel.speedup:.2f}x against PyTorch's fastest"
@@ -261,9 +264,13 @@ def _kernel_lines(kernel: KernelReport) -> list[str]:
 
 def _commands(report: Report) -> list[str]:
     worktree = f".autokernel/{report.run}/worktree"
-    kernels = f".autokernel/{report.run}/optimized"
-    judging = [f"autokernel judge {kernels}/{kernel.op}/kernel.py --op {kernel.op}" for kernel in report.kernels]
+    judging = [judge_command(report, kernel.op) for kernel in report.kernels]
     return [f"git -C {worktree} log --oneline {report.branch}", *judging]
+
+
+def judge_command(report: Report, op: str) -> str:
+    """Judges and times the op's best kernel again."""
+    return f"autokernel judge .autokernel/{report.run}/optimized/{op}/kernel.py --op {op}"
 
 
 def _model_lines(integration: Mapping[str, Any] | None) -> list[str]:

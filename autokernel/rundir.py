@@ -47,6 +47,11 @@ class RunDir:
         return self.path / "report.md"
 
     @property
+    def page_path(self) -> Path:
+        """The report, as HTML."""
+        return self.path / "report.html"
+
+    @property
     def worktree(self) -> Path:
         """The run's own git worktree."""
         return self.path / "worktree"

@@ -156,6 +156,8 @@ def _started(fields: Mapping[str, Any], run_dir: RunDir) -> KernelHistory:
         incumbent_us=raw["incumbent_us"],
         floor_us=raw["floor_us"],
         active_s=raw["active_s"],
+        flops=raw.get("flops"),  # unknown in journals from before they were written
+        nbytes=raw.get("nbytes"),
     )
 
 
@@ -169,6 +171,8 @@ def started_json(history: KernelHistory) -> dict[str, Any]:
         "incumbent_us": history.incumbent_us,
         "floor_us": history.floor_us,
         "active_s": history.active_s,
+        "flops": history.flops,
+        "nbytes": history.nbytes,
     }
 
 

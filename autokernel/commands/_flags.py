@@ -42,6 +42,7 @@ Starters = Annotated[
 ]
 Sandbox = Annotated[str | None, typer.Option(help="auto, strict or off: how candidates are confined (default: auto).")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+RunName = Annotated[str, typer.Argument(metavar="[RUN]", help="Name of the run (default: the latest).")]
 Op = Annotated[str | None, typer.Option(help="The op to work on (default: the loop's choice).")]
 
 

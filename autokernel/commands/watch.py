@@ -1,0 +1,2 @@
+def watch() -> None:
+    """x"""
