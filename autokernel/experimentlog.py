@@ -184,7 +184,8 @@ def _measurements(experiment: Experiment) -> list[str]:
 def timing_lines(timing: Timing) -> list[str]:
     """The measurements of a timing, a line each."""
     return [
-        f"{timing.candidate_us:.1f} us against {timing.incumbent_us:.1f} us: {timing.speedup} in {timing.blocks} blocks",
+        f"{timing.candidate_us:.1f} us, the incumbent {timing.incumbent_us:.1f} us",
+        f"speedup {timing.speedup} in {timing.blocks} blocks",
         *([] if timing.host_us is None else [f"host needs {timing.host_us:.1f} us to start it"]),
         *([] if timing.graph_us is None else [f"in a replayed CUDA graph {timing.graph_us:.1f} us"]),
         *([] if timing.clocks is None else [f"clock {timing.clocks}"]),

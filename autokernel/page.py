@@ -14,7 +14,7 @@ from pathlib import Path
 from autokernel import kernelplots
 from autokernel.experimentlog import Entry, entries
 from autokernel.history import KernelHistory
-from autokernel.markup import Markup, joined, tag
+from autokernel.markup import Markup, escaped, joined, tag
 from autokernel.modelnumbers import against_compile, against_eager, standing
 from autokernel.pagetable import experiments_table
 from autokernel.records import Interval
@@ -51,7 +51,8 @@ def render_page(report: Report, state: RunState) -> str:
 
 
 def _head(title: str) -> Markup:
-    policy = f"default-src 'none'; style-src 'sha256-{_digest(_asset('.css'))}'; script-src 'sha256-{_digest(_asset('.js'))}'"
+    style, script = _digest(_asset(".css")), _digest(_asset(".js"))
+    policy = f"default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}'"
     return tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -155,7 +156,13 @@ def _kept(entry: Entry) -> Markup:
         "details",
         tag("summary", kernelplots.summary_of(entry)),
         tag("p", entry.reason),
-        tag("pre", *(lines or ["the same text"]), tabindex="0", role="region", aria_label=f"Diff of experiment {number}"),
+        tag(
+            "pre",
+            *(lines or [escaped("the same text")]),
+            tabindex="0",
+            role="region",
+            aria_label=f"Diff of experiment {number}",
+        ),
         tag("p", tag("code", f"autokernel show {number}"), class_="quiet"),
     )
 
@@ -180,5 +187,9 @@ def _other(report: Report, title: str) -> Markup:
     done = sum(kernel.experiments for kernel in report.kernels)
     whole = f"autokernel run --resume {report.run} --experiments {done}" if done else ""
     lines = [*([f"{whole}   # the whole model again"] if whole and report.integration else []), *section.lines]
-    shown = tag("pre", "\n".join(lines), tabindex="0", role="region", aria_label="Commands that reproduce the numbers")
-    return _section(title, shown)
+    return _section(title, _pre("Commands that reproduce the numbers", "\n".join(lines)))
+
+
+def _pre(label: str, *children: str) -> Markup:
+    """Text that scrolls by itself, with the keyboard as well."""
+    return tag("pre", *children, tabindex="0", role="region", aria_label=label)

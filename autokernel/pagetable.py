@@ -40,7 +40,8 @@ def _number(text: str, value: float | None) -> str:
 
 
 def _verdict(entry: Entry) -> str:
-    return f"\N{WARNING SIGN} {entry.experiment.outcome.verdict}" if entry.suspicious else entry.experiment.outcome.verdict
+    verdict = entry.experiment.outcome.verdict
+    return f"\N{WARNING SIGN} {verdict}" if entry.suspicious else verdict
 
 
 COLUMNS = (

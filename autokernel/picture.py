@@ -34,7 +34,7 @@ def draw_progress(state: RunState, path: Path) -> str | None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        return "matplotlib is not installed (pip install matplotlib)"
+        return "matplotlib is not installed (pip install 'autokernel[plot]')"
     figure = Figure(figsize=(8, 3 * len(by_op)), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, (op, found) in zip(figure.subplots(len(by_op), squeeze=False)[:, 0], by_op.items(), strict=True):

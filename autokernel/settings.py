@@ -12,6 +12,9 @@ from autokernel.errors import ConfigError
 
 DEFAULT_HOURS = 8.0
 SANDBOX_MODES = ("auto", "strict", "off")
+OUTSIDE = "outside"
+"""The agent of a run that is driven by `next` and `submit`."""
+
 BACKENDS = ("triton", "cuda", "cpp")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 DTYPES_OF_BACKEND = {"triton": ("fp32", "bf16", "fp16"), "cuda": ("fp32", "bf16", "fp16"), "cpp": ("fp32", "bf16")}
