@@ -135,7 +135,8 @@ def roofline_plot(roof: Roof, marks: Sequence[Mark], title: str) -> Markup:
     intensities = [mark.x for mark in marks]
     xs = axis([*intensities, ridge / 4, ridge * 4], LEFT, WIDTH - RIGHT, log=True)
     rates = [mark.y for mark in marks if mark.y]
-    ys = axis([*rates, roof.tflops, roof.at(min(intensities))], HEIGHT - BOTTOM, TOP, log=True)
+    least = min(roof.tflops / 10, roof.at(min(intensities)))  # a decade at least, so that the slope is seen
+    ys = axis([*rates, roof.tflops, least], HEIGHT - BOTTOM, TOP, log=True)
     line = " ".join(f"{xs.at(x)},{ys.at(roof.at(x))}" for x in (max(xs.low, ys.low * 1e3 / roof.gbps), ridge, xs.high))
     name = f"{roof.gbps:.0f} GB/s, {roof.tflops:.0f} TFLOP/s {roof.dtype}"
     parts = [_grid(ys, "TFLOP/s"), *(_number(xs, x) for x in xs.ticks())]
@@ -207,13 +208,20 @@ def _text(text: str, x: float, y: float, anchor: str, *, inside: bool = False) -
 
 
 def _mark(x: float, y: float, mark: Mark) -> Markup:
-    r = 5
-    draw = {
-        Shape.KEPT: lambda: tag("circle", cx=x, cy=y, r=r),
-        Shape.REJECTED: lambda: tag("path", d=f"M{x - 4} {y - 4}l8 8m0 -8l-8 8"),
-        Shape.UNTIMED: lambda: tag("path", d=f"M{x - r} {y + r}h{2 * r}l{-r} {-2 * r}z"),
-        Shape.SUSPICIOUS: lambda: tag("path", d=f"M{x} {y - 7}l7 7l-7 7l-7 -7z"),
-        Shape.REFERENCE: lambda: tag("rect", x=x - 4, y=y - 4, width=8, height=8),
-        Shape.BASELINE: lambda: tag("rect", x=x - 6, y=y - 6, width=12, height=12),
-    }[mark.shape]
-    return tag("g", tag("title", mark.label), draw(), class_=f"mark {mark.shape}")
+    return tag("g", tag("title", mark.label), _shape(x, y, mark.shape), class_=f"mark {mark.shape}")
+
+
+def _shape(x: float, y: float, shape: Shape) -> Markup:
+    match shape:
+        case Shape.KEPT:
+            return tag("circle", cx=x, cy=y, r=5)
+        case Shape.REJECTED:
+            return tag("path", d=f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8")
+        case Shape.UNTIMED:
+            return tag("path", d=f"M{x - 5:.1f} {y + 5:.1f}h10l-5 -10z")
+        case Shape.SUSPICIOUS:
+            return tag("path", d=f"M{x:.1f} {y - 7:.1f}l7 7l-7 7l-7 -7z")
+        case Shape.REFERENCE:
+            return tag("rect", x=x - 4, y=y - 4, width=8, height=8)
+        case Shape.BASELINE:
+            return tag("rect", x=x - 6, y=y - 6, width=12, height=12)
