@@ -75,7 +75,7 @@ class Axis:
             first = math.ceil(self.low / step)
             return [count * step for count in range(first, math.floor(self.high / step + 1e-9) + 1)]
         decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-        digits = (1, 2, 5) if len(decades) <= 3 else (1,)
+        digits = (1, 2, 5) if self.high <= 1e3 * self.low else (1,)
         values = [digit * 10.0**decade for decade in decades for digit in digits]
         return [value for value in values if self.low <= value <= self.high * (1 + 1e-9)]
 

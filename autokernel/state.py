@@ -95,7 +95,7 @@ def replay(events: Iterable[Event], run_dir: RunDir) -> RunState:
             settings, sandbox = Settings.from_json(fields["settings"]), fields.get("sandbox", "")
             state = state or RunState(settings=settings)  # else resumed with other limits, perhaps after its end
             state = replace(state, settings=settings, sandbox=sandbox, ended=None, unusable=frozenset())
-            state = replace(state, started_utc=event.time_utc, version=fields["version"])
+            state = replace(state, started_utc=event.time_utc, version=fields.get("version", ""))
         elif state is not None:
             state = replace(_fold(state, event.kind, fields, run_dir), tip=fields.get("tip", state.tip))
     if state is None:
