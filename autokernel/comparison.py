@@ -31,19 +31,15 @@ class Side:
         """What the numbers depend on, by name."""
         profile = (self.state.plan or {}).get("profile", {})
         given = {name: value for name, value in self.report.settings.items() if name not in OF_THE_MACHINE}
-        cases = {f"cases of {op}": _cases(self.state, op) for op in self.state.histories}
+        cases = {f"cases of {op}": history.cases for op, history in self.state.histories.items()}
         return {
             "model": self.report.model,
             "device": self.report.device or profile.get("device", "unknown"),
-            "autokernel": self.state.version or "unknown",
             "sandbox": self.report.sandbox or "unknown",
+            **self.report.environment,
             **{name: _text(value) for name, value in given.items()},
             **cases,
         }
-
-
-def _cases(state: RunState, op: str) -> str:
-    return ", ".join(f"{item.calls} x {item.case.label}" for item in state.histories[op].planned.cases)
 
 
 def _text(value: object) -> str:

@@ -137,7 +137,7 @@ def _kernel(
     return tag(
         "article",
         tag("h3", heading),
-        _list(lines),
+        _list([f"one forward's calls: {history.cases}, on {history.device}", *lines]),
         tag("div", *plots, class_="plots"),
         *(kept or [tag("p", "Nothing was kept: the starter is the best kernel.", class_="quiet")]),
         tag("p", "Judge it again: ", tag("code", judge_command(report, kernel.op)), class_="quiet"),

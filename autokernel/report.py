@@ -90,6 +90,7 @@ def from_summary(summary: RunSummary, settings: Settings) -> Report:
         histories=summary.histories,
         integration=summary.integration,
         sandbox=summary.sandbox,
+        made_with=environment(),
     )
 
 
@@ -104,6 +105,7 @@ def from_state(run: str, state: RunState) -> Report:
         histories=tuple(state.histories.values()),
         integration=state.integration,
         sandbox=state.sandbox,
+        made_with=state.environment,
     )
 
 
@@ -117,6 +119,7 @@ def _report(
     histories: Sequence[KernelHistory],
     integration: Mapping[str, Any] | None,
     sandbox: str,
+    made_with: Mapping[str, str],
 ) -> Report:
     ideas = sorted((idea for history in histories for idea in _ideas(history)), key=lambda idea: -idea.speedup)
     return Report(
@@ -127,7 +130,7 @@ def _report(
         reason=reason,
         seconds=seconds,
         settings=settings.to_json(),
-        environment=environment(),
+        environment=made_with,
         kernels=tuple(_kernel(history) for history in histories),
         ideas=tuple(ideas[:BEST_IDEAS]),
         integration=integration,
@@ -136,7 +139,7 @@ def _report(
 
 
 def environment() -> dict[str, str]:
-    """Versions of what the report was made with, read without importing any of it."""
+    """Versions of what a run is made with, here and now, read without importing any of it."""
     found = {"autokernel": __version__, "python": platform.python_version(), "platform": platform.platform()}
     for package in ("torch", "triton"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -69,7 +69,13 @@ def text(tmp_path):
 def test_the_page_is_well_formed_and_complete(text):
     page = Page(text)
     assert text.startswith('<!doctype html>\n<html lang="en">')
-    for told in ("Whole model", "not measured", "1000.0 us (starter) -> 500.0 us", "moved on: 3 reverts in a row"):
+    for told in (
+        "Whole model",
+        "not measured",
+        "1000.0 us (starter) -> 500.0 us",
+        "moved on: 3 reverts in a row",
+        "9 x 512x384 fp32, on Example CPU",
+    ):
         assert told in page.text
     assert "SLOWER than PyTorch's fastest, 0.50x" in page.text
     assert "autokernel judge .autokernel/20300102-0304-llama/optimized/rmsnorm/kernel.py --op rmsnorm" in page.text

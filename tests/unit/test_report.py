@@ -220,6 +220,14 @@ def test_environment_names_versions(found):
     assert found.environment["python"]
 
 
+def test_the_environment_is_that_of_the_run_and_not_of_who_reads_it(tmp_path):
+    run = write_run(tmp_path)
+    assert dict(report.from_state(run.name, load_state(run)).environment) == {"autokernel": "0"}  # an old journal
+    with Journal(run.journal_path) as journal:
+        journal.append("run-started", settings=SETTINGS.to_json(), version="1", environment={"torch": "9.9"})
+    assert dict(report.from_state(run.name, load_state(run)).environment) == {"torch": "9.9"}
+
+
 def test_json_report_can_be_written(found):
     read = json.loads(json.dumps(report.to_json(found)))
     assert read["kernels"][0]["failed"] == {"CRASH": 1}
