@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from autokernel import __version__
 from autokernel.history import KernelHistory
+from autokernel.markup import one_line
 from autokernel.records import Decision, Interval, Verdict
 from autokernel.settings import Settings
 from autokernel.view import RunSummary
@@ -173,7 +174,7 @@ def _ideas(history: KernelHistory) -> list[Idea]:
         Idea(
             number=e.number,
             op=e.op,
-            hypothesis=" ".join(e.proposal.hypothesis.split()),
+            hypothesis=one_line(e.proposal.hypothesis),
             speedup=e.outcome.timing.speedup.estimate,
             commit=e.commit,
         )

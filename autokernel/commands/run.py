@@ -10,9 +10,9 @@ import typer
 
 from autokernel.commands import _flags as flags
 from autokernel.errors import ConfigError
-from autokernel.notify import Notifier
 
 if TYPE_CHECKING:
+    from autokernel.notify import Notifier
     from autokernel.settings import Settings
     from autokernel.view import View
 
@@ -80,7 +80,11 @@ def run(
     if agent == flags.OUTSIDE:
         raise ConfigError("--agent outside proposes nothing by itself", hint="`autokernel next MODEL` begins its runs")
     settings, run_name = flags.resumed(resume, changes) if resume else (flags.fresh(changes), None)
-    notifier = Notifier(notify) if notify else None
+    notifier = None
+    if notify is not None:
+        from autokernel.notify import Notifier
+
+        notifier = Notifier(notify)
     view = _view(settings, plain=plain, json_lines=json_lines)
     try:
         _optimize(settings, view, run_name, notifier, json_lines=json_lines)
