@@ -146,7 +146,8 @@ def remove(workdir: Path, run_dir: RunDir) -> None:
 
     Raises: RepositoryError when git refuses; ConfigError when a file cannot be removed.
     """
-    if is_in_repository(workdir):
+    # A run that ended before it had a worktree has no branch; one of its name is that of a run in another directory.
+    if is_in_repository(workdir) and (run_dir.worktree.exists() or run_dir.journal_path.exists()):
         where = ["-C", str(workdir)]
         if any(path == run_dir.worktree.resolve() for path, _ in _worktrees(where)):
             git_output([*where, "worktree", "remove", "--force", "--force", str(run_dir.worktree.resolve())])

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from sample_run import SETTINGS, experiment, rmsnorm, started
@@ -19,7 +20,7 @@ from autokernel.cli import main
 from autokernel.gitrepo import RunRepository
 from autokernel.journal import Journal
 from autokernel.records import Decision
-from autokernel.rundir import list_runs, lock
+from autokernel.rundir import create_run, list_runs, lock
 from autokernel.settings import OUTSIDE
 
 WORK = recording.Work(flops=1, nbytes=1, case="512x384 fp32", dtype="fp32")
@@ -146,6 +147,20 @@ def test_a_directory_that_is_a_link_stays(here, tmp_path):
     (workdir / ".autokernel" / lost).rename(tmp_path / "elsewhere")
     (workdir / ".autokernel" / lost).symlink_to(tmp_path / "elsewhere")
     assert why(workdir, lost) == "its directory is a link to elsewhere"
+
+
+def test_a_run_of_the_same_name_in_another_directory_is_left_alone(here, monkeypatch, capsys):
+    workdir, kept, _ = here
+    twin = workdir / "elsewhere"
+    twin.mkdir()
+    git(workdir, "worktree", "remove", "--force", str(workdir / ".autokernel" / kept / "worktree"))
+    begun = create_run(twin, "llama", datetime(2030, 1, 2, 3, 4, tzinfo=UTC))
+    assert begun.name == kept  # its branch exists already: the run ended there
+    before = refs(workdir)
+    monkeypatch.chdir(twin)
+    assert f"{kept}: it ended before its journal began; can go" in said(capsys, "clean", "--yes")
+    assert list_runs(twin) == []
+    assert refs(workdir) == before
 
 
 def test_clean_without_a_repository_of_the_users(tmp_path, monkeypatch, capsys):

@@ -225,3 +225,22 @@ def test_markup_is_escaped_once():
         '<p class="&quot;x&quot;" data-key="1.5">a &lt; b<b></p>'
     )
     assert one_line("a\n\tb\x1b[31m") == "a b\N{REPLACEMENT CHARACTER}[31m"
+
+
+def luminance(colour):
+    """Relative luminance of #rgb or #rrggbb, as WCAG 2 defines it."""
+    digits = colour.lstrip("#")
+    digits = "".join(2 * digit for digit in digits) if len(digits) == 3 else digits
+    channels = [int(digits[start : start + 2], 16) / 255 for start in (0, 2, 4)]
+    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in channels]
+    return sum(weight * each for weight, each in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("scheme", [0, 1])
+@pytest.mark.parametrize("ground", ["--paper", "--panel"])
+def test_text_can_be_read_in_light_and_dark(text, scheme, ground):
+    block = re.findall(r":root \{(.*?)\}", text, re.DOTALL)[scheme]
+    colours = dict(re.findall(r"(--\w+): (#\w+)", block))
+    for name in ("--ink", "--quiet", "--good", "--bad", "--warn", "--link"):
+        low, high = sorted((luminance(colours[name]), luminance(colours[ground])))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, name
