@@ -14,7 +14,7 @@ import pytest
 from sample_run import SETTINGS, experiment, rmsnorm, started
 from test_report import measured, write_run
 
-from autokernel import recording
+from autokernel import gitcall, recording
 from autokernel.cleaning import survey
 from autokernel.cli import main
 from autokernel.gitrepo import RunRepository
@@ -55,6 +55,12 @@ def committed_run(workdir, history, **changes):
 def fruitless():
     """Two experiments, neither kept."""
     return started().add(experiment(1)).add(experiment(2))
+
+
+@pytest.fixture(autouse=True)
+def _no_fsync(monkeypatch):
+    """Half the time of these tests would be git's fsync, which only a power cut could check."""
+    monkeypatch.setattr(gitcall, "_SETTINGS", tuple(each for each in gitcall._SETTINGS if "fsync" not in each))
 
 
 @pytest.fixture
