@@ -9,40 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from autokernel.errors import RepositoryError
+from autokernel.gitcall import git_output, is_in_repository, run_git
 
 KERNEL_FILE = "kernel.py"
-
-_IDENTITY = {
-    "GIT_AUTHOR_NAME": "AutoKernel",
-    "GIT_AUTHOR_EMAIL": "autokernel@localhost",
-    "GIT_COMMITTER_NAME": "AutoKernel",
-    "GIT_COMMITTER_EMAIL": "autokernel@localhost",
-    "GIT_TERMINAL_PROMPT": "0",
-    "GIT_NO_REPLACE_OBJECTS": "1",
-}
-
-_SETTINGS = (
-    "core.hooksPath=/dev/null",
-    "core.fsmonitor=false",
-    "core.sparseCheckout=false",
-    "core.splitIndex=false",
-    "core.fsync=committed,reference",  # the journal names a commit only once it is on disk (git 2.36 and later)
-    "commit.gpgSign=false",
-    "i18n.commitEncoding=utf-8",
-    "i18n.logOutputEncoding=utf-8",
-    "worktree.useRelativePaths=false",  # would write an extension into the user's config
-)
-
-_KEPT = ("GIT_EXEC_PATH", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM", "GIT_PYTHON_")
-"""What of the caller's GIT_* variables says where git is installed or configured; the rest points at repositories."""
 
 _GONE = "make the branch again at the newest commit that the run's journal names, or start a new run"
 
@@ -74,23 +49,23 @@ class RunRepository:
         """
         repository = cls(root=(run_dir / "worktree").absolute(), run=run)
         ref, base = repository._ref, "none"
-        if _is_in_repository(workdir):
+        if is_in_repository(workdir):
             where = ["-C", str(workdir)]
-            if _git([*where, "rev-parse", "-q", "--verify", ref], accept=(0, 1)):
+            if git_output([*where, "rev-parse", "-q", "--verify", ref], accept=(0, 1)):
                 raise RepositoryError(
                     f"the branch {repository.branch} exists already",
                     hint="go on with that run by `autokernel run --resume`, or rename or delete the branch",
                 )
-            base = _git([*where, "rev-parse", "-q", "--verify", "HEAD^{commit}"], accept=(0, 1)) or base
+            base = git_output([*where, "rev-parse", "-q", "--verify", "HEAD^{commit}"], accept=(0, 1)) or base
             start = repository._make_root(where, base)
-            _git([*where, "update-ref", "-m", "autokernel: start of the run", ref, start, "0" * len(start)])
+            git_output([*where, "update-ref", "-m", "autokernel: start of the run", ref, start, "0" * len(start)])
             try:
-                _git([*where, "worktree", "add", "--no-checkout", str(repository.root), repository.branch])
+                git_output([*where, "worktree", "add", "--no-checkout", str(repository.root), repository.branch])
             except RepositoryError:
-                _git([*where, "update-ref", "-d", ref, start])
+                git_output([*where, "update-ref", "-d", ref, start])
                 raise
         else:
-            _git(["init", "-q", "--template=", "-b", repository.branch, str(repository.root)])
+            git_output(["init", "-q", "--template=", "-b", repository.branch, str(repository.root)])
             start = repository._make_root(repository._where, base)
             repository._git("update-ref", "-m", "autokernel: start of the run", ref, start)
         repository.restore(start)
@@ -105,16 +80,16 @@ class RunRepository:
         repository = cls(root=(run_dir / "worktree").absolute(), run=run)
         where = ["-C", str(workdir)]
         if not (repository.root / ".git").exists():
-            if not _is_in_repository(workdir):
+            if not is_in_repository(workdir):
                 raise RepositoryError(f"{repository.root} is gone", hint="restore it from a backup, or start a new run")
-            if not _git([*where, "rev-parse", "-q", "--verify", repository._ref], accept=(0, 1)):
+            if not git_output([*where, "rev-parse", "-q", "--verify", repository._ref], accept=(0, 1)):
                 # git would look for the name on the user's remotes, and write to her config.
                 raise RepositoryError(f"the branch {repository.branch} is gone", hint=_GONE)
-            _git([*where, "worktree", "add", "-f", "--no-checkout", str(repository.root), repository.branch])
+            git_output([*where, "worktree", "add", "-f", "--no-checkout", str(repository.root), repository.branch])
             repository.restore(repository.head())
-        elif _git([*repository._where, "rev-parse", "-q", "--git-dir"], accept=(0, 128)) == "":
+        elif git_output([*repository._where, "rev-parse", "-q", "--git-dir"], accept=(0, 128)) == "":
             # The user moved the whole project: the worktree and its repository know each other by absolute paths.
-            _git([*where, "worktree", "repair", str(repository.root)])
+            git_output([*where, "worktree", "repair", str(repository.root)])
         repository._clear_stale_locks()
         repository._git("symbolic-ref", "HEAD", repository._ref)
         repository._expected = repository.head()
@@ -184,7 +159,7 @@ class RunRepository:
         for name, blob in after.items():
             path = self.root / name
             if path.is_symlink() or not path.is_file() or _blob_id(path.read_bytes(), like=blob) != blob:
-                self._write(name, _run_git([*self._where, "cat-file", "blob", blob]))
+                self._write(name, run_git([*self._where, "cat-file", "blob", blob]))
         self._expected = target
 
     # -- plumbing -----------------------------------------------------------------------------------------------------
@@ -201,17 +176,17 @@ class RunRepository:
         return f"refs/autokernel/rejected/{self.run}/{number}"
 
     def _git(self, *arguments: str, stdin: bytes | None = None) -> str:
-        return _git([*self._where, *arguments], stdin=stdin)
+        return git_output([*self._where, *arguments], stdin=stdin)
 
     def _resolve(self, name: str) -> str:
-        return _git([*self._where, "rev-parse", "-q", "--verify", name], accept=(0, 1))
+        return git_output([*self._where, "rev-parse", "-q", "--verify", name], accept=(0, 1))
 
     def _make_root(self, where: Sequence[str], base: str) -> str:
         """A first commit with an empty tree: no file of the user's is ever part of the branch."""
-        tree = _git([*where, "mktree"], stdin=b"")
+        tree = git_output([*where, "mktree"], stdin=b"")
         body = "Each commit below is one experiment on kernel.py that was kept.\n" if base == "none" else ""
         message = _message(f"autokernel run {self.run}", body.strip(), {"Base": base})
-        return _git([*where, "commit-tree", tree, "-F", "-"], stdin=message)
+        return git_output([*where, "commit-tree", tree, "-F", "-"], stdin=message)
 
     def _commit(self, files: Mapping[str, str], message: bytes) -> str:
         parent = self._expected
@@ -277,62 +252,3 @@ def _blob_id(content: bytes, *, like: str) -> str:
     """git's id of a blob with this content, by the hash that made the id `like`."""
     digest = hashlib.sha1 if len(like) == 40 else hashlib.sha256
     return digest(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-
-
-def _is_in_repository(workdir: Path) -> bool:
-    """Whether git finds a repository for `workdir`.
-
-    Raises: RepositoryError when it finds one that it refuses to use.
-    """
-    try:
-        _git(["-C", str(workdir), "rev-parse", "--git-dir"])
-    except RepositoryError as error:
-        if "not a git repository" in str(error):
-            return False
-        raise
-    return True
-
-
-def _git(arguments: Sequence[str], *, stdin: bytes | None = None, accept: Sequence[int] = (0,)) -> str:
-    """Output of a git command, with white space at its end removed; empty when it ended with another accepted code."""
-    return _run_git(arguments, stdin=stdin, accept=accept).decode("utf-8", "surrogateescape").rstrip()
-
-
-def _run_git(arguments: Sequence[str], *, stdin: bytes | None = None, accept: Sequence[int] = (0,)) -> bytes:
-    """Output of a git command, every byte of it.
-
-    Raises: RepositoryError with git's own words when it ends with a code that is not in `accept`, or is missing.
-    """
-    try:
-        import git  # 0.1 s, and it fails when there is no git to run
-    except ImportError:
-        raise RepositoryError(
-            "git was not found", hint="install git 2.30 or later (apt install git, brew install git) and run again"
-        )
-    strangers = [name for name in os.environ if name.startswith("GIT_") and not name.startswith(_KEPT)]
-    unset = [part for name in strangers for part in ("-u", name)]
-    ours = [f"{name}={value}" for name, value in _IDENTITY.items()]
-    settings = [part for setting in _SETTINGS for part in ("-c", setting)]
-    command = ["env", *unset, *ours, git.Git.GIT_PYTHON_GIT_EXECUTABLE, *settings, *arguments]
-    try:
-        with tempfile.TemporaryFile() as given:
-            given.write(stdin or b"")
-            given.seek(0)
-            # Its own session: Ctrl-C is for the loop, which stops between two git commands and not within one.
-            status, output, complaint = git.Git().execute(
-                command,
-                istream=given,
-                with_extended_output=True,
-                with_exceptions=False,
-                stdout_as_string=False,
-                strip_newline_in_stdout=False,
-                start_new_session=True,
-            )
-    except (OSError, git.exc.GitError) as error:
-        raise RepositoryError(f"git could not be run: {error}", hint="check the disk, memory and PATH, then run again")
-    if status not in accept:
-        said = str(complaint).strip() or f"exit code {status}"
-        raise RepositoryError(
-            f"git failed: {said} (git {' '.join(arguments)})", hint="mend what git says, then run again"
-        )
-    return bytes(output)

@@ -16,7 +16,8 @@ class KernelHistory:
     """The experiments on one op so far and its incumbent.
 
     `incumbent_us` is the incumbent's latency for one forward's worth of the op's calls, from the newest measurement.
-    `floor_us` is the time the measured ceilings of the device allow at best (None: unknown). `active_s` counts only
+    `floor_us` is the time the measured ceilings of the device allow at best (None: unknown); `flops` and `nbytes` are
+    the work that it is for. `active_s` counts only
     time spent on this op, over all sessions of the run. `stop_reason` is set once the loop has moved on. `starter` is
     the first incumbent's text, noted by `add`; None before the first experiment, when `incumbent` is the starter.
     """
@@ -32,11 +33,18 @@ class KernelHistory:
     active_s: float = 0.0
     stop_reason: str | None = None
     starter: str | None = None
+    flops: int | None = None
+    nbytes: int | None = None
 
     @property
     def op(self) -> str:
         """Name of the op."""
         return self.planned.op
+
+    @property
+    def cases(self) -> str:
+        """The calls that the latencies are of: `17 x 4x2048x2048 bf16`."""
+        return ", ".join(f"{item.calls} x {item.case.label}" for item in self.planned.cases)
 
     @property
     def reverts_in_a_row(self) -> int:

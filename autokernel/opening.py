@@ -21,6 +21,7 @@ from autokernel.errors import RepositoryError
 from autokernel.gitrepo import RunRepository
 from autokernel.journal import Journal
 from autokernel.judge import enforcement
+from autokernel.report import environment
 from autokernel.rundir import RunDir
 from autokernel.session import Session
 from autokernel.settings import Settings, device_of
@@ -114,7 +115,13 @@ def _reopen(asked: Settings, name: str, *, same_clock: bool) -> OpenRun:
 
 def _started(run_dir: RunDir, settings: Settings, sandbox: str) -> Journal:
     journal = Journal(run_dir.journal_path)
-    journal.append("run-started", settings=settings.to_json(), version=__version__, sandbox=sandbox)
+    journal.append(
+        "run-started",
+        settings=settings.to_json(),
+        version=__version__,
+        sandbox=sandbox,
+        environment=environment(),
+    )
     return journal
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from autokernel import __version__
 from autokernel.history import KernelHistory
+from autokernel.markup import one_line
 from autokernel.records import Decision, Interval, Verdict
 from autokernel.settings import Settings
 from autokernel.view import RunSummary
@@ -90,6 +91,7 @@ def from_summary(summary: RunSummary, settings: Settings) -> Report:
         histories=summary.histories,
         integration=summary.integration,
         sandbox=summary.sandbox,
+        made_with=environment(),
     )
 
 
@@ -104,6 +106,7 @@ def from_state(run: str, state: RunState) -> Report:
         histories=tuple(state.histories.values()),
         integration=state.integration,
         sandbox=state.sandbox,
+        made_with=state.environment,
     )
 
 
@@ -117,17 +120,18 @@ def _report(
     histories: Sequence[KernelHistory],
     integration: Mapping[str, Any] | None,
     sandbox: str,
+    made_with: Mapping[str, str],
 ) -> Report:
     ideas = sorted((idea for history in histories for idea in _ideas(history)), key=lambda idea: -idea.speedup)
     return Report(
         run=run,
         branch=branch,
-        model=settings.model,
+        model=settings.shown_model,
         device=next((history.device for history in histories), ""),
         reason=reason,
         seconds=seconds,
         settings=settings.to_json(),
-        environment=environment(),
+        environment=made_with,
         kernels=tuple(_kernel(history) for history in histories),
         ideas=tuple(ideas[:BEST_IDEAS]),
         integration=integration,
@@ -136,7 +140,7 @@ def _report(
 
 
 def environment() -> dict[str, str]:
-    """Versions of what the report was made with, read without importing any of it."""
+    """Versions of what a run is made with, here and now, read without importing any of it."""
     found = {"autokernel": __version__, "python": platform.python_version(), "platform": platform.platform()}
     for package in ("torch", "triton"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -170,7 +174,7 @@ def _ideas(history: KernelHistory) -> list[Idea]:
         Idea(
             number=e.number,
             op=e.op,
-            hypothesis=" ".join(e.proposal.hypothesis.split()),
+            hypothesis=one_line(e.proposal.hypothesis),
             speedup=e.outcome.timing.speedup.estimate,
             commit=e.commit,
         )
@@ -195,15 +199,15 @@ class Section:
 
 def render_text(report: Report) -> str:
     """The report for a terminal."""
-    blocks = [f"{_title(report)}\n" + "\n".join(f"  {line}" for line in _facts(report))]
-    blocks += ["\n".join([section.title, *(f"  {line}" for line in section.lines)]) for section in _sections(report)]
+    blocks = [f"{_title(report)}\n" + "\n".join(f"  {line}" for line in facts(report))]
+    blocks += ["\n".join([section.title, *(f"  {line}" for line in section.lines)]) for section in sections(report)]
     return "\n\n".join(blocks)
 
 
 def render_markdown(report: Report) -> str:
     """The report as Markdown."""
-    blocks = [f"# {_title(report)}", "\n".join(f"- {line}" for line in _facts(report))]
-    for section in _sections(report):
+    blocks = [f"# {_title(report)}", "\n".join(f"- {line}" for line in facts(report))]
+    for section in sections(report):
         if section.commands:
             body = "\n".join(["```sh", *section.lines, "```"])
         else:  # an indented line continues its kernel's
@@ -216,7 +220,8 @@ def _title(report: Report) -> str:
     return f"autokernel report: run {report.run}"
 
 
-def _facts(report: Report) -> list[str]:
+def facts(report: Report) -> list[str]:
+    """What was run, how it ended, what was enforced."""
     took = "" if report.seconds is None else f" after {report.seconds / 60:.1f} min"
     experiments = sum(kernel.experiments for kernel in report.kernels)
     return [
@@ -226,8 +231,9 @@ def _facts(report: Report) -> list[str]:
     ]
 
 
-def _sections(report: Report) -> list[Section]:
-    kernels = [line for kernel in report.kernels for line in _kernel_lines(kernel)]
+def sections(report: Report) -> list[Section]:
+    """The report's parts in their order."""
+    kernels = [line for kernel in report.kernels for line in kernel_lines(kernel)]
     ideas = [f"#{i.number} {i.op} {i.speedup:.2f}x: {i.hypothesis}{_commit(i.commit)}" for i in report.ideas]
     return [
         Section(title="Whole model", lines=tuple(_model_lines(report.integration))),
@@ -242,7 +248,8 @@ def _commit(commit: str | None) -> str:
     return f" (commit {commit[:10]})" if commit else ""
 
 
-def _kernel_lines(kernel: KernelReport) -> list[str]:
+def kernel_lines(kernel: KernelReport) -> list[str]:
+    """A kernel's line, and those that continue it, indented."""
     ways = ", ".join(f"{name} {us:.1f} us" for name, us in kernel.baselines_us.items())
     if kernel.speedup >= 1:
         standing = f"{kernel.speedup:.2f}x against PyTorch's fastest"
@@ -261,9 +268,13 @@ def _kernel_lines(kernel: KernelReport) -> list[str]:
 
 def _commands(report: Report) -> list[str]:
     worktree = f".autokernel/{report.run}/worktree"
-    kernels = f".autokernel/{report.run}/optimized"
-    judging = [f"autokernel judge {kernels}/{kernel.op}/kernel.py --op {kernel.op}" for kernel in report.kernels]
+    judging = [judge_command(report, kernel.op) for kernel in report.kernels]
     return [f"git -C {worktree} log --oneline {report.branch}", *judging]
+
+
+def judge_command(report: Report, op: str) -> str:
+    """Judges and times the op's best kernel again."""
+    return f"autokernel judge .autokernel/{report.run}/optimized/{op}/kernel.py --op {op}"
 
 
 def _model_lines(integration: Mapping[str, Any] | None) -> list[str]:

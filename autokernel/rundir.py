@@ -20,7 +20,7 @@ from typing import Any
 from autokernel.errors import ConfigError
 
 FOLDER = ".autokernel"
-_MARKER = "run.json"  # names a directory as a run of ours, and says when it began
+MARKER = "run.json"  # names a directory as a run of ours, and says when it began
 _SLUG_CHARS = 40
 
 
@@ -45,6 +45,11 @@ class RunDir:
     def report_path(self) -> Path:
         """The report, as Markdown."""
         return self.path / "report.md"
+
+    @property
+    def page_path(self) -> Path:
+        """The report, as HTML."""
+        return self.path / "report.html"
 
     @property
     def worktree(self) -> Path:
@@ -107,7 +112,7 @@ def create_run(workdir: Path, model_name: str, now: datetime) -> RunDir:
         for part in (run.experiments, run.builds):
             part.mkdir()
         marker = {"run": name, "model": model_name, "created": now.astimezone(UTC).isoformat(), "count": count}
-        _write_whole(run.path / _MARKER, json.dumps(marker) + "\n")
+        _write_whole(run.path / MARKER, json.dumps(marker) + "\n")
     except OSError as error:
         raise _unwritable(folder, error)
     return run
@@ -137,7 +142,7 @@ def find_run(workdir: Path, name: str | None = None) -> RunDir:
 def list_runs(workdir: Path) -> list[RunDir]:
     """Every run of the working directory, oldest first."""
     found: list[tuple[str, int, RunDir]] = []
-    for marker_path in (workdir / FOLDER).glob(f"*/{_MARKER}"):
+    for marker_path in (workdir / FOLDER).glob(f"*/{MARKER}"):
         try:
             marker: Any = json.loads(marker_path.read_text())
             created, count = str(marker["created"]), int(marker["count"])
@@ -160,6 +165,37 @@ class RunLock:
         owner = {"pid": os.getpid(), "host": socket.gethostname(), "started_utc": self._started, "run": run}
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, (json.dumps(owner) + "\n").encode(), 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Who holds the lock of a working directory; `run` is empty until the run has a name."""
+
+    run: str
+    pid: int
+    host: str
+    started_utc: str
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} on {self.host}, since {self.started_utc}"
+
+
+def holder(workdir: Path) -> Holder | None:
+    """Who holds the working directory's lock; None when nobody does, or when a killed run left its name in it."""
+    path = workdir / FOLDER / "lock"
+    try:
+        raw: Any = json.loads(path.read_text())
+        found = Holder(run=raw["run"], pid=raw["pid"], host=raw["host"], started_utc=raw["started_utc"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if found.host == socket.gethostname() and not Path(f"/proc/{found.pid}").exists() and Path("/proc/self").exists():
+        return None  # asked first, so that a run which just begins does not find the lock taken by the next lines
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return found
+    return None
 
 
 _held: set[int] = set()

@@ -163,6 +163,8 @@ class Session:
             incumbent_us=starter_us,
             floor_us=bench.floor_us(self._ceilings()),
             active_s=time.perf_counter() - begin,
+            flops=bench.work.flops,
+            nbytes=bench.work.nbytes,
         )
         self._write_kernel(planned.op, 0, starter)
         self._tip = self._repo.commit_kernel(

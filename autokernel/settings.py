@@ -12,6 +12,9 @@ from autokernel.errors import ConfigError
 
 DEFAULT_HOURS = 8.0
 SANDBOX_MODES = ("auto", "strict", "off")
+OUTSIDE = "outside"
+"""The agent of a run that is driven by `next` and `submit`."""
+
 BACKENDS = ("triton", "cuda", "cpp")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 DTYPES_OF_BACKEND = {"triton": ("fp32", "bf16", "fp16"), "cuda": ("fp32", "bf16", "fp16"), "cpp": ("fp32", "bf16")}
@@ -61,6 +64,17 @@ class Settings:
 
         if self.sandbox not in SANDBOX_MODES:
             raise ConfigError(f"--sandbox is {self.sandbox!r}", hint=f"known: {', '.join(SANDBOX_MODES)}")
+
+    @property
+    def shown_model(self) -> str:
+        """The model as a report names it: by a path below `workdir`, or by the file's name where it lies elsewhere."""
+        scheme = "hf:" if self.model.startswith("hf:") else ""
+        path, colon, name = self.model.removeprefix(scheme).partition(":")
+        if not Path(path).is_absolute():
+            return self.model
+        below = Path(path).is_relative_to(self.workdir)
+        shown = str(Path(path).relative_to(self.workdir)) if below else Path(path).name
+        return f"{scheme}{shown}{colon}{name}"
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads."""

@@ -3,9 +3,9 @@
 The journal is the truth: after `kill -9` the loop goes on from what this module reads, and the report shows the same.
 Event kinds, in the order in which a run writes them:
 
-    run-started  settings, version, sandbox     op-started  op, history (without its text), digest, tip
-    planned      profile, plan, ceilings        proposed    number, op, hypothesis, digest, agent_s, tokens, cost_usd,
-                                                            agent (of an ensemble)
+    run-started  settings, version, sandbox,    op-started  op, history (without its text), digest, tip
+                 environment                    proposed    number, op, hypothesis, digest, agent_s, tokens, cost_usd,
+    planned      profile, plan, ceilings                    agent (of an ensemble)
     op-stopped   op, reason                     judged      number, op, outcome, decision, reason, seconds
     exported     tip                            recorded    number, op, commit, tip
     baseline     op, latencies_us, incumbent_us    op-skipped  op, reason (its starter does not pass here)
@@ -64,6 +64,7 @@ class RunState:
 
     settings: Settings
     sandbox: str = ""  # what of the judge's sandbox was enforced when the run last started
+    environment: Mapping[str, str] = field(default_factory=dict)  # versions of what it ran with, then
     plan: Mapping[str, Any] | None = None
     histories: Mapping[str, KernelHistory] = field(default_factory=dict)
     pending: Pending | None = None
@@ -94,12 +95,18 @@ def replay(events: Iterable[Event], run_dir: RunDir) -> RunState:
             settings, sandbox = Settings.from_json(fields["settings"]), fields.get("sandbox", "")
             state = state or RunState(settings=settings)  # else resumed with other limits, perhaps after its end
             state = replace(state, settings=settings, sandbox=sandbox, ended=None, unusable=frozenset())
-            state = replace(state, started_utc=event.time_utc)
+            state = replace(state, started_utc=event.time_utc, environment=_environment(fields))
         elif state is not None:
             state = replace(_fold(state, event.kind, fields, run_dir), tip=fields.get("tip", state.tip))
     if state is None:
         raise IntegrityError(f"{run_dir.journal_path} holds no run", hint="start a new run without --resume")
     return state
+
+
+def _environment(fields: Mapping[str, Any]) -> dict[str, str]:
+    """As journaled; of a run from before it was, only autokernel's own version is known."""
+    known = {"autokernel": fields["version"]} if "version" in fields else {}
+    return dict(fields.get("environment", known))
 
 
 def _fold(state: RunState, kind: str, fields: Mapping[str, Any], run_dir: RunDir) -> RunState:
@@ -156,6 +163,8 @@ def _started(fields: Mapping[str, Any], run_dir: RunDir) -> KernelHistory:
         incumbent_us=raw["incumbent_us"],
         floor_us=raw["floor_us"],
         active_s=raw["active_s"],
+        flops=raw.get("flops"),  # unknown in journals from before they were written
+        nbytes=raw.get("nbytes"),
     )
 
 
@@ -169,6 +178,8 @@ def started_json(history: KernelHistory) -> dict[str, Any]:
         "incumbent_us": history.incumbent_us,
         "floor_us": history.floor_us,
         "active_s": history.active_s,
+        "flops": history.flops,
+        "nbytes": history.nbytes,
     }
 
 

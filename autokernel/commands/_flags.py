@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autokernel.errors import ConfigError
+from autokernel.settings import OUTSIDE as OUTSIDE  # settings is light: no torch
 
 if TYPE_CHECKING:
     from autokernel.settings import Settings
 
 LIMITS = ("budget_s", "max_experiments", "sandbox", "base_url", "max_cost_usd", "max_tokens")
 """What may change when a run is resumed."""
-
-OUTSIDE = "outside"
-"""The agent of a run that is driven by `next` and `submit`."""
 
 Model = Annotated[
     str | None,
@@ -42,6 +40,7 @@ Starters = Annotated[
 ]
 Sandbox = Annotated[str | None, typer.Option(help="auto, strict or off: how candidates are confined (default: auto).")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+RunName = Annotated[str, typer.Argument(metavar="[RUN]", help="Name of the run (default: the latest).")]
 Op = Annotated[str | None, typer.Option(help="The op to work on (default: the loop's choice).")]
 
 

@@ -12,6 +12,7 @@ from autokernel.commands import _flags as flags
 from autokernel.errors import ConfigError
 
 if TYPE_CHECKING:
+    from autokernel.notify import Notifier
     from autokernel.settings import Settings
     from autokernel.view import View
 
@@ -47,6 +48,10 @@ def run(
     resume: Annotated[
         str | None, typer.Option(metavar="[RUN]", help="Go on with a run of this directory, the latest if not named.")
     ] = None,
+    notify: Annotated[
+        str | None,
+        typer.Option(metavar="CMD", help="Run this with the summary as JSON on stdin when the run ends or stops."),
+    ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="One line per event instead of the live view.")] = False,
     json_lines: Annotated[bool, typer.Option("--json", help="One JSON object per event on stdout.")] = False,
 ) -> None:
@@ -75,25 +80,39 @@ def run(
     if agent == flags.OUTSIDE:
         raise ConfigError("--agent outside proposes nothing by itself", hint="`autokernel next MODEL` begins its runs")
     settings, run_name = flags.resumed(resume, changes) if resume else (flags.fresh(changes), None)
+    notifier = None
+    if notify is not None:
+        from autokernel.notify import Notifier
+
+        notifier = Notifier(notify)
     view = _view(settings, plain=plain, json_lines=json_lines)
     try:
-        _optimize(settings, view, run_name, json_lines=json_lines)
+        _optimize(settings, view, run_name, notifier, json_lines=json_lines)
     finally:
         view.close()
 
 
-def _optimize(settings: Settings, view: View, run_name: str | None, *, json_lines: bool) -> None:
+def _optimize(
+    settings: Settings, view: View, run_name: str | None, notifier: Notifier | None, *, json_lines: bool
+) -> None:
     from autokernel import report
     from autokernel.loading import load_file, toplevel
 
     loop = load_file(toplevel("orchestrate.py"), "autokernel_orchestrate")
-    summary = loop.run(settings, view, resume=run_name)
+    try:
+        summary = loop.run(settings, view, resume=run_name)
+    except Exception as error:  # told and raised again: whoever sleeps has to know of bugs, too
+        if notifier:
+            notifier.stopped(error, run_name)
+        raise
     view.close()  # the report goes below the live view, not into it
     found = report.from_summary(summary, settings)
     if json_lines:
         print(json.dumps({"event": "report", **report.to_json(found)}), flush=True)
     else:
         print(report.render_text(found), flush=True)
+    if notifier:
+        notifier.ended(found)
 
 
 def _view(settings: Settings, *, plain: bool, json_lines: bool) -> View:

@@ -12,6 +12,7 @@ import torch
 
 import autokernel
 from autokernel import results, wholemodel
+from autokernel.cli import main
 from autokernel.live import PlainView
 from autokernel.loading import load_file, toplevel
 from autokernel.model import load_model
@@ -78,7 +79,7 @@ def measure_the_model_for(monkeypatch, seconds):
     monkeypatch.setattr(wholemodel, "measure", lambda *run: measure(*run[:-1], budget_s=min(run[-1], seconds)))
 
 
-def test_run_keeps_the_faster_kernel_and_leaves_the_user_alone(workdir, orchestrate, monkeypatch):
+def test_run_keeps_the_faster_kernel_and_leaves_the_user_alone(workdir, orchestrate, monkeypatch, capsys):
     measure_the_model_for(monkeypatch, 20.0)
     status = git(workdir, "status", "--porcelain")
     head = git(workdir, "rev-parse", "HEAD")
@@ -97,6 +98,32 @@ def test_run_keeps_the_faster_kernel_and_leaves_the_user_alone(workdir, orchestr
         after = loaded.model(*loaded.args)
     assert applied.calls["rmsnorm"] == 2
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
+    assert_the_run_can_be_looked_at(workdir, run.name, monkeypatch, capsys)
+
+
+def assert_the_run_can_be_looked_at(workdir, run, monkeypatch, capsys):
+    """By `log`, `show`, `status`, the HTML report and `clean`, which leaves it."""
+    monkeypatch.chdir(workdir)
+
+    def said(*arguments):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 0
+        return capsys.readouterr().out
+
+    experiments = json.loads(said("log", "--json"))["experiments"]
+    assert [(each["verdict"], each["decision"]) for each in experiments] == EXPECTED
+    assert "+    return torch.zeros_like(x)" in said("show", "1")
+    assert "PASS, KEEP: faster: " in said("show", "4", "--run", run)
+    assert said("status").startswith(f"run {run}: ended: ")
+    said("report", "--html", "--out", "page.html")
+    page = (workdir / "page.html").read_text()
+    assert page.count('id="experiment-') == len(EXPECTED)
+    assert "rmsnorm: roofline, " in page
+    assert str(workdir) not in page
+    assert f"{run}: 4 experiments, 1 kept" in said("clean", "--yes")
+    assert find_run(workdir).name == run
 
 
 def test_experiments_limit_stops_the_run_and_resume_goes_on(workdir, orchestrate, monkeypatch):

@@ -43,7 +43,9 @@ def test_help_takes_less_than_half_a_second():
     assert best_s < 0.5
 
 
-@pytest.mark.parametrize("args", [["--help"], ["run", "--help"], ["report", "--help"], ["doctor", "--help"]])
+@pytest.mark.parametrize(
+    "args", [["--help"], ["run", "--help"], ["report", "--help"], ["doctor", "--help"], ["log", "--help"], ["clean"]]
+)
 def test_help_imports_no_torch(args):
     code = (
         "from autokernel.cli import app\ntry: app(sys.argv[1:])\nexcept SystemExit: pass\nprint('torch' in sys.modules)"
@@ -86,7 +88,18 @@ def test_version_is_the_package_version(capsys):
         (["run", "model.py", "--starters", "no/such"], "no/such"),
         (["judge", "no/such/kernel.py"], "no/such/kernel.py"),
         (["report", "--md", "--json"], "--md"),
+        (["report", "--html", "--md"], "--html"),
+        (["report", "--out", "page.html"], "--out"),
         (["report"], "there is no run"),
+        (["log"], "there is no run"),
+        (["show", "1"], "there is no run"),
+        (["show", "first"], "'N'"),
+        (["compare", "latest", "latest"], "there is no run"),
+        (["status"], "there is no run"),
+        (["watch", "--every", "0"], "--every"),
+        (["clean", "--run", "mine"], "mine"),
+        (["run", "model.py", "--notify", "no-such-program-here"], "no-such-program-here"),
+        (["run", "model.py", "--notify", "echo 'open"], "--notify"),
         (["run", "--resume"], "there is no run"),
         (["run", "model.py", "--agent", "outside"], "autokernel next MODEL"),
         (["next"], "no driven run is open"),

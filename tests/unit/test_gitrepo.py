@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from autokernel import gitrepo
+from autokernel import gitcall
 from autokernel.errors import RepositoryError
 from autokernel.gitrepo import RunRepository
 
@@ -24,7 +24,7 @@ def _bare_environment(monkeypatch, tmp_path):
     for name in [name for name in os.environ if name.startswith("GIT_")]:
         monkeypatch.delenv(name)
     # Half the time of these tests would be git's fsync, which only a power cut could check.
-    monkeypatch.setattr(gitrepo, "_SETTINGS", tuple(each for each in gitrepo._SETTINGS if "fsync" not in each))
+    monkeypatch.setattr(gitcall, "_SETTINGS", tuple(each for each in gitcall._SETTINGS if "fsync" not in each))
     (tmp_path / "home").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
@@ -424,7 +424,7 @@ NO_GIT = """
 import sys
 from pathlib import Path
 import autokernel.gitrepo
-from autokernel import gitrepo
+from autokernel import gitcall
 from autokernel.errors import RepositoryError
 assert "git" not in sys.modules and "torch" not in sys.modules
 try:

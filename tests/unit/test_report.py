@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from sample_run import SETTINGS, rmsnorm, softmax, summary
@@ -20,13 +21,17 @@ def found():
     return report.from_summary(summary(), SETTINGS)
 
 
-def write_run(workdir, *, ended=True):
-    """A run directory whose journal tells the sample run."""
+def write_run(workdir, *, ended=True, histories=None, settings=SETTINGS, integration=None, plan=None):
+    """A run directory whose journal tells the sample run, or one with these histories."""
     run = create_run(workdir, "llama", datetime(2030, 1, 2, 3, 4, tzinfo=UTC))
     with Journal(run.journal_path) as journal:
-        journal.append("run-started", settings=SETTINGS.to_json(), version="0")
-        for history in (rmsnorm(), softmax()):
+        journal.append("run-started", settings=settings.to_json(), version="0")
+        if plan:
+            journal.append("planned", **plan)
+        for history in (rmsnorm(), softmax()) if histories is None else histories:
             _write_op(run, journal, history)
+        if integration:
+            journal.append("integrated", result=integration)
         if ended:
             journal.append("run-ended", reason="every op of the plan is done")
     return run
@@ -46,8 +51,8 @@ def _write_op(run, journal, history):
             hypothesis=e.proposal.hypothesis,
             digest=e.proposal.digest,
             agent_s=e.agent_s,
-            tokens=None,
-            cost_usd=None,
+            tokens=e.proposal.tokens,
+            cost_usd=e.proposal.cost_usd,
         )
         journal.append(
             "judged",
@@ -215,6 +220,14 @@ def test_environment_names_versions(found):
     assert found.environment["python"]
 
 
+def test_the_environment_is_that_of_the_run_and_not_of_who_reads_it(tmp_path):
+    run = write_run(tmp_path)
+    assert dict(report.from_state(run.name, load_state(run)).environment) == {"autokernel": "0"}  # an old journal
+    with Journal(run.journal_path) as journal:
+        journal.append("run-started", settings=SETTINGS.to_json(), version="1", environment={"torch": "9.9"})
+    assert dict(report.from_state(run.name, load_state(run)).environment) == {"torch": "9.9"}
+
+
 def test_json_report_can_be_written(found):
     read = json.loads(json.dumps(report.to_json(found)))
     assert read["kernels"][0]["failed"] == {"CRASH": 1}
@@ -259,3 +272,20 @@ def test_report_command_refuses_a_damaged_journal(tmp_path, monkeypatch, capsys)
         main(["report"])
     assert caught.value.code == 8
     assert "line 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "shown"),
+    [
+        ("examples/llama.py", "examples/llama.py"),
+        ("/home/someone/project/nets/llama.py:build", "nets/llama.py:build"),
+        ("/opt/elsewhere/llama.py:build", "llama.py:build"),
+        ("hf:/opt/weights/tiny", "hf:tiny"),
+        ("hf:LlamaForCausalLM", "hf:LlamaForCausalLM"),
+        ("package.module:Class", "package.module:Class"),
+    ],
+)
+def test_the_model_is_named_without_the_machines_folders(model, shown):
+    settings = replace(SETTINGS, model=model, workdir=Path("/home/someone/project"))
+    assert report.from_summary(summary(), settings).model == shown
+    assert settings.to_json()["model"] == model
