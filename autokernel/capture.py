@@ -81,7 +81,10 @@ def inference_backend(compile_graph: GraphCompiler, *, on_training: Callable[[],
     from torch._guards import tracing
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+    whole_attention = contextlib.ExitStack()
+
     def compile_aten(gm: GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+        whole_attention.close()  # the graph is traced; whoever compiles it on may take attention apart
         _drop_aliases(gm)
         # AOT Autograd has every tensor faked here, but a proof by numbers needs real ones.
         with unset_fake_temporarily(), tracing(None), torch.inference_mode(False):
@@ -92,7 +95,8 @@ def inference_backend(compile_graph: GraphCompiler, *, on_training: Callable[[],
             on_training()
             return gm.forward
         lower = aot_autograd(fw_compiler=compile_aten, inference_compiler=compile_aten)
-        with _whole_attention():
+        with whole_attention:
+            whole_attention.enter_context(_whole_attention())
             compiled: Callable[..., Any] = lower(gm, inputs)
         return compiled
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ from autokernel.records import Case
 from autokernel.spec import Adapter
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
@@ -58,6 +60,7 @@ class Replacer:
     """A torch.compile backend's state: the kernels by op, and how the graphs that it saw were treated."""
 
     replacements: Mapping[str, Replacement]
+    lower: Callable[[GraphModule], Callable[..., Any]] | None = None
     inference_graphs: int = 0
     training_graphs: int = 0
     matcher: Matcher = field(init=False)
@@ -85,7 +88,8 @@ class Replacer:
         fold_constants(gm)
         share_repeated(gm)
         gm.graph.lint()
-        return self._counting(gm.forward, left) if left else gm.forward
+        run = self.lower(gm) if self.lower else gm.forward
+        return self._counting(run, left) if left else run
 
     def _counting(self, run: Callable[..., Any], left: Mapping[str, int]) -> Callable[..., Any]:
         def counted(*inputs: Any) -> Any:
@@ -114,46 +118,64 @@ class Site:
         self._spelled = tuple(match.inputs)
         self._layouts = tuple(_layout(node.meta["val"]) for node in match.inputs.values())
         self._result = _layout(match.output.meta["val"])
-        self._guard = _device_guard(match.output.meta["val"].device)
+        self._device = match.output.meta["val"].device
+        self._guard = _device_guard(self._device)
         names = list(get_spec(match.op).signature.parameters)
-        self._arity = len(match.case.tensors)
+        self.arity = len(match.case.tensors)
         self._scalars = tuple(match.case.scalars[name] for name in names if name not in match.case.tensors)
+
+    @property
+    def text(self) -> str:
+        """What a caller can tell of it before it runs: places of equal text take and return tensors of one layout."""
+        return repr((self._layouts, self._result, str(self._device), self._scalars))
+
+    def split(self, arguments: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
+        """The spelling's arguments; the op's own and then those only to be checked."""
+        return arguments[: len(self._spelled)], arguments[len(self._spelled) :]
 
     def __call__(self, *tensors: Tensor | None) -> Tensor:
         """The op's result; `tensors` are the spelling's arguments, then the op's own, then those only to be checked."""
-        count = len(self._spelled)
-        spelled, adapted = tensors[:count], tensors[count:]
+        spelled, adapted = self.split(tensors)
+        held = [value for value in adapted if value is not None]
+        return self.run(spelled, held[: self.arity] if len(held) == len(adapted) else None)
+
+    def run(self, spelled: Sequence[Tensor | None], own: Sequence[Tensor] | None) -> Tensor:
+        """The op's result from its own arguments; from the spelling's where those are None, as a check failed."""
         if not self._replacement.enabled:
             return self._run_original(spelled)
-        if any(value is None for value in adapted) or any(
+        if own is None or any(
             _layout(value) != layout for value, layout in zip(spelled, self._layouts, strict=True) if value is not None
         ):
             self._replacement.fallbacks += 1
             return self._run_original(spelled)
         self._replacement.calls += 1
         with self._guard():
-            result = self._replacement.kernel_fn(*adapted[: self._arity], *self._scalars)
-        return self._checked(result)
-
-    def _run_original(self, spelled: Sequence[Tensor | None]) -> Tensor:
-        result: Tensor = self._original(*spelled)
-        return result
-
-    def _checked(self, result: Tensor) -> Tensor:
-        """The kernel's result with the strides that the rest of the graph relies on."""
-        shape, stride, dtype = self._result
+            result = self._replacement.kernel_fn(*own, *self._scalars)
+        shape, _, dtype = self._result
         if result.shape != shape or result.dtype is not dtype:
             raise RuntimeError(
                 f"the kernel for {self._replacement.op} returned {tuple(result.shape)} {result.dtype}, "
                 f"not {tuple(shape)} {dtype}"
             )
-        if result.stride() == stride or result.numel() == 0:
+        return self.laid_out(result)
+
+    def laid_out(self, result: Tensor) -> Tensor:
+        """`result` with the strides that the rest of the graph relies on."""
+        if result.stride() == self._result[1] or result.numel() == 0:
             return result
-        out = torch.empty_strided(shape, stride, dtype=dtype, device=result.device)
-        return out.copy_(result)
+        return self.empty().copy_(result)
+
+    def empty(self) -> Tensor:
+        """A tensor like the result, of any values."""
+        shape, stride, dtype = self._result
+        return torch.empty_strided(shape, stride, dtype=dtype, device=self._device)
+
+    def _run_original(self, spelled: Sequence[Tensor | None]) -> Tensor:
+        result: Tensor = self._original(*spelled)
+        return result
 
 
-class _Checked:
+class Check:
     """Turns a spelled argument into the op's own, or passes one that the op has not; None when the adapter's condition
     does not hold for these values."""
 
@@ -162,17 +184,20 @@ class _Checked:
     def __init__(self, name: str, adapter: Adapter) -> None:
         self.__name__ = f"autokernel_{name}"
         self._adapter = adapter
+        self.back = adapter.back
+        self.holds = adapter.holds
+        self.text = ""  # its result is one truth value, whatever it checks
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Checked) and self._adapter is other._adapter
+        return isinstance(other, Check) and self._adapter is other._adapter
 
     def __hash__(self) -> int:
         return id(self._adapter)
 
     def __call__(self, value: Tensor) -> Tensor | None:
-        if not self._adapter.holds(value):
+        if not self.holds(value):
             return None
-        return self._adapter.back(value) if self._adapter.back else value
+        return self.back(value) if self.back else value
 
 
 def _insert(graph: Graph, match: Match, replacement: Replacement, adapted: dict[tuple[int, Node], Node]) -> Node:
@@ -197,7 +222,7 @@ def _adapted(graph: Graph, name: str, match: Match, adapted: dict[tuple[int, Nod
     if adapter is None:
         return node
     if (id(adapter), node) not in adapted:
-        adapted[id(adapter), node] = graph.call_function(_Checked(name, adapter), (node,))
+        adapted[id(adapter), node] = graph.call_function(Check(name, adapter), (node,))
     return adapted[id(adapter), node]
 
 
