@@ -8,7 +8,7 @@ that it finds again there calls a place of equal inputs and results, whichever p
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from autokernel.errors import ConfigError
 from autokernel.records import text_digest
-from autokernel.replace import Check, Site
+from autokernel.replace import Check, Lower, Site
 
-# `define` rather than `custom_op`: the latter's wrappers cost the host several us more at each call.
+# `define` and `impl`, not `custom_op`: its wrappers make a call take 25 us of the host instead of 7.
 _library = torch.library.Library("autokernel", "DEF")
 _library.define(
     "call(str site, Tensor[] spelled, Tensor[] own, Tensor[] holds) -> Tensor",
@@ -59,8 +60,12 @@ for _name, _real, _fake in (("call", call, _fake_call), ("holds", holds, _fake_h
     torch.library.register_fake(f"autokernel::{_name}", _fake, lib=_library)
 
 
-def lower(gm: GraphModule) -> Callable[..., Any]:
-    """Turn the places and checks of `gm` into operators, in place, and let Inductor compile it for its inputs."""
+def lower(gm: GraphModule, *, patches: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+    """Turn the places and checks of `gm` into operators, in place, and let Inductor compile it for its inputs.
+
+    Args:
+        patches: changes to Inductor's settings, as torch.compile's `options`.
+    """
     kept: list[Site | Check] = []
     checked = {node: _lower_check(gm.graph, node, kept) for node in gm.graph.nodes if isinstance(node.target, Check)}
     for node in list(gm.graph.nodes):
@@ -70,7 +75,8 @@ def lower(gm: GraphModule) -> Callable[..., Any]:
         gm.graph.erase_node(node)
     gm.graph.lint()
     gm.recompile()
-    return _holding(_inductor(gm), kept)
+    inputs = [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
+    return _holding(inductor(gm, inputs, patches), kept)
 
 
 def _lower_check(graph: Graph, node: Node, kept: list[Site | Check]) -> tuple[Node, Node]:
@@ -106,11 +112,11 @@ def _keep(item: Site | Check, text: str, kept: list[Site | Check]) -> str:
     return name
 
 
-def _inductor(gm: GraphModule) -> Callable[..., Any]:
+def inductor(gm: GraphModule, inputs: Sequence[Any], patches: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+    """`gm` compiled by Inductor, for training too; slow to import, hence here."""
     from torch._inductor.compile_fx import compile_fx
 
-    inputs = [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
-    compiled: Callable[..., Any] = compile_fx(gm, inputs)
+    compiled: Callable[..., Any] = compile_fx(gm, list(inputs), config_patches=dict(patches or {}))
     return compiled
 
 
@@ -121,3 +127,15 @@ def _holding(run: Callable[..., Any], kept: Sequence[Site | Check]) -> Callable[
         return run(*inputs)
 
     return held
+
+
+COMPILERS: Mapping[str, Lower | None] = {"graph": None, "inductor": lower}
+"""What runs a graph with kernels in it: PyTorch, node by node, or what Inductor makes of it."""
+
+
+def lowering(compiler: str) -> Lower | None:
+    """What `Replacer` is to do with a graph. Raises: ConfigError for a compiler that is not among `COMPILERS`."""
+    try:
+        return COMPILERS[compiler]
+    except KeyError:
+        raise ConfigError(f"no compiler {compiler!r}", hint=f"one of: {', '.join(COMPILERS)}")

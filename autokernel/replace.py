@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from autokernel.capture import Backend, inference_backend
+from autokernel.capture import Backend, as_captured, inference_backend
 from autokernel.fold import fold_constants, share_repeated
 from autokernel.loading import get_spec
 from autokernel.match import Match, Matcher
@@ -27,6 +27,9 @@ from autokernel.spec import Adapter
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+Lower = Callable[[GraphModule], Callable[..., Any]]
+"""A graph with kernels in it -> what runs it; see `autokernel.customop`."""
 
 Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
@@ -57,10 +60,15 @@ class Replacement:
 
 @dataclass(kw_only=True)
 class Replacer:
-    """A torch.compile backend's state: the kernels by op, and how the graphs that it saw were treated."""
+    """A torch.compile backend's state: the kernels by op, and how the graphs that it saw were treated.
+
+    A graph with kernels is run node by node by PyTorch, unless `lower` makes something else of it. One that needs
+    gradients is left to `train`.
+    """
 
     replacements: Mapping[str, Replacement]
-    lower: Callable[[GraphModule], Callable[..., Any]] | None = None
+    lower: Lower | None = None
+    train: Backend = as_captured
     inference_graphs: int = 0
     training_graphs: int = 0
     matcher: Matcher = field(init=False)
@@ -71,7 +79,7 @@ class Replacer:
     @property
     def backend(self) -> Backend:
         """What to give to `compile_call`."""
-        return inference_backend(self._compile, on_training=self._saw_training)
+        return inference_backend(self._compile, train=self._train)
 
     def _compile(self, gm: GraphModule) -> Callable[..., Any]:
         self.inference_graphs += 1
@@ -100,12 +108,13 @@ class Replacer:
 
         return counted
 
-    def _saw_training(self) -> None:
+    def _train(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if not self.training_graphs:
             _log.warning(
                 "the model runs with gradients: kernels have no backward and are not used; use torch.no_grad()"
             )
         self.training_graphs += 1
+        return self.train(gm, inputs)
 
 
 class Site:

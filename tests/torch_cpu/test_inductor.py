@@ -1,0 +1,63 @@
+"""Kernels in a graph that Inductor compiles: called, right, guarded, and gone after undo."""
+
+import gc
+import logging
+
+import pytest
+import torch
+from models import loaded, tokens, toy
+from test_replace import CPP_NORM, cases_of, export
+
+import autokernel
+from autokernel import customop
+from autokernel.errors import ConfigError
+from autokernel.loading import starter_path
+from autokernel.outputs import disagreement, expect, output_leaves
+
+OPS = ("rmsnorm", "rotary_embedding")
+CALLS = {"rmsnorm": 5, "rotary_embedding": 4}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run directory with kernels for the toy model, one of which has checked arguments."""
+    folder = tmp_path_factory.mktemp("run")
+    export(folder, "rmsnorm", CPP_NORM, cases_of(toy(), "rmsnorm"))
+    text = starter_path("rotary_embedding", "cpp").read_text()
+    export(folder, "rotary_embedding", text, cases_of(toy(), "rotary_embedding"))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def test_kernels_are_called_and_go_again(run):
+    item = toy()
+    expected = expect(item)
+    before = item.model._compiled_call_impl
+    applied = autokernel.apply(item.model, run, compiler="inductor")
+    assert disagreement(output_leaves(item.model, item), expected) is None
+    assert applied.calls == CALLS
+    assert applied.fallbacks == dict.fromkeys(OPS, 0)
+    names = set(customop._named)
+    assert len(names) == 2 + sum(CALLS.values())  # and two tables to check
+
+    item.model.cos[:, 0] += 0.5
+    changed = output_leaves(item.model, item)
+    assert applied.calls == {"rmsnorm": 10, "rotary_embedding": 4}
+    assert applied.fallbacks == {"rmsnorm": 0, "rotary_embedding": 4}
+
+    with torch.no_grad():
+        other = item.model(tokens(sequence=17))
+    assert applied.fallbacks == {"rmsnorm": 5, "rotary_embedding": 8}
+    applied.undo()
+    assert item.model._compiled_call_impl is before
+    assert disagreement(changed, expect(item)) is None
+    with torch.no_grad():
+        torch.testing.assert_close(other, item.model(tokens(sequence=17)))
+    gc.collect()
+    assert not set(customop._named) & names
