@@ -62,6 +62,7 @@ class Applied:
     def undo(self) -> None:
         """Give the model back the call it had; may be repeated."""
         self._model._compiled_call_impl = self._before
+        self._replacer.release()
 
     def __enter__(self) -> Applied:
         return self

@@ -18,7 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from autokernel.errors import ConfigError
 from autokernel.records import text_digest
-from autokernel.replace import Check, Lower, Site
+from autokernel.replace import Check, Lower, Lowered, Site
 
 # `define` and `impl`, not `custom_op`: its wrappers make a call take 25 us of the host instead of 7.
 _library = torch.library.Library("autokernel", "DEF")
@@ -60,7 +60,7 @@ for _name, _real, _fake in (("call", call, _fake_call), ("holds", holds, _fake_h
     torch.library.register_fake(f"autokernel::{_name}", _fake, lib=_library)
 
 
-def lower(gm: GraphModule, *, patches: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+def lower(gm: GraphModule, *, patches: Mapping[str, Any] | None = None) -> Lowered:
     """Turn the places and checks of `gm` into operators, in place, and let Inductor compile it for its inputs.
 
     Args:
@@ -76,7 +76,7 @@ def lower(gm: GraphModule, *, patches: Mapping[str, Any] | None = None) -> Calla
     gm.graph.lint()
     gm.recompile()
     inputs = [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
-    return _holding(inductor(gm, inputs, patches), kept)
+    return _Lowered(inductor(gm, inputs, patches), kept)
 
 
 def _lower_check(graph: Graph, node: Node, kept: list[Site | Check]) -> tuple[Node, Node]:
@@ -120,13 +120,21 @@ def inductor(gm: GraphModule, inputs: Sequence[Any], patches: Mapping[str, Any] 
     return compiled
 
 
-def _holding(run: Callable[..., Any], kept: Sequence[Site | Check]) -> Callable[..., Any]:
-    """`run` with what its graph calls by name, which would be gone otherwise."""
+class _Lowered:
+    """A compiled graph, and what it calls by name. Dynamo may keep it for the life of the process: hence `release`."""
 
-    def held(*inputs: Any, _kept: Sequence[Site | Check] = kept) -> Any:
-        return run(*inputs)
+    def __init__(self, run: Callable[..., Any], kept: Sequence[Site | Check]) -> None:
+        self._run: Callable[..., Any] | None = run
+        self._kept = kept
 
-    return held
+    def __call__(self, *inputs: Any) -> Any:
+        assert self._run is not None, "the kernels were taken out of the model"
+        return self._run(*inputs)
+
+    def release(self) -> None:
+        for name in [name for name, item in _named.items() if any(item is mine for mine in self._kept)]:
+            del _named[name]
+        self._run, self._kept = None, ()
 
 
 COMPILERS: Mapping[str, Lower | None] = {"graph": None, "inductor": lower}

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -28,8 +29,15 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-Lower = Callable[[GraphModule], Callable[..., Any]]
-"""A graph with kernels in it -> what runs it; see `autokernel.customop`."""
+
+class Lowered(Protocol):
+    """What runs a graph with kernels in it in PyTorch's stead, until it is released."""
+
+    def __call__(self, *inputs: Any) -> Any: ...
+    def release(self) -> None: ...
+
+
+Lower = Callable[[GraphModule], Lowered]
 
 Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
@@ -72,6 +80,7 @@ class Replacer:
     inference_graphs: int = 0
     training_graphs: int = 0
     matcher: Matcher = field(init=False)
+    _lowered: WeakSet[Lowered] = field(default_factory=WeakSet, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.matcher = Matcher(ops=tuple(self.replacements))
@@ -96,8 +105,15 @@ class Replacer:
         fold_constants(gm)
         share_repeated(gm)
         gm.graph.lint()
-        run = self.lower(gm) if self.lower else gm.forward
+        run: Callable[..., Any] = gm.forward
+        if self.lower:
+            self._lowered.add(run := self.lower(gm))
         return self._counting(run, left) if left else run
+
+    def release(self) -> None:
+        """Free what the compiled graphs hold; they cannot be called any more."""
+        for lowered in self._lowered:
+            lowered.release()
 
     def _counting(self, run: Callable[..., Any], left: Mapping[str, int]) -> Callable[..., Any]:
         def counted(*inputs: Any) -> Any:

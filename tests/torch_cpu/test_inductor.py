@@ -61,3 +61,35 @@ def test_kernels_are_called_and_go_again(run):
         torch.testing.assert_close(other, item.model(tokens(sequence=17)))
     gc.collect()
     assert not set(customop._named) & names
+
+
+def test_torch_compile_by_object_and_by_name(run):
+    """Each one full graph, with other weights in one process."""
+    first, second = toy(), toy()
+    expected = expect(first)
+    by_object = autokernel.backend(run, ops=["rmsnorm"])
+    compiled = torch.compile(first.model, backend=by_object, fullgraph=True, dynamic=False)
+    assert disagreement(output_leaves(compiled, first), expected) is None
+    assert by_object.calls == {"rmsnorm": 5}
+    with torch.no_grad():
+        for parameter in second.model.parameters():
+            parameter.mul_(1.1)
+    options = {"run": str(run), "ops": ["rmsnorm"]}
+    named = torch.compile(second.model, backend="autokernel", fullgraph=True, dynamic=False, options=options)
+    assert disagreement(output_leaves(named, second), expect(second)) is None
+    assert disagreement(output_leaves(compiled, first), expected) is None
+    assert by_object.calls == {"rmsnorm": 10}
+
+
+def test_what_needs_gradients_is_compiled_without_kernels(run, caplog):
+    item = loaded(torch.nn.Linear(4, 4), torch.randn(2, 4))
+    backend = autokernel.backend(run, ops=["rmsnorm"])
+    with caplog.at_level(logging.WARNING, logger="autokernel"):
+        torch.compile(item.model, backend=backend)(*item.args).sum().backward()
+    assert item.model.weight.grad is not None
+    assert "no backward" in caplog.text
+
+
+def test_unknown_compiler(run):
+    with pytest.raises(ConfigError, match="nvcc"):
+        autokernel.apply(toy().model, run, compiler="nvcc")
