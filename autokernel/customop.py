@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 from weakref import WeakValueDictionary
 
 import torch
@@ -21,7 +21,7 @@ from autokernel.records import text_digest
 from autokernel.replace import Check, Lower, Lowered, Site
 
 # `define` and `impl`, not `custom_op`: its wrappers make a call take 25 us of the host instead of 7.
-_library = torch.library.Library("autokernel", "DEF")
+_library: Any = cast(Any, torch.library).Library("autokernel", "DEF")
 _library.define(
     "call(str site, Tensor[] spelled, Tensor[] own, Tensor[] holds) -> Tensor",
     tags=(torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag),
@@ -89,7 +89,7 @@ def _lower_check(graph: Graph, node: Node, kept: list[Site | Check]) -> tuple[No
         return (graph.call_function(check.back, (value,)) if check.back else value), held
 
 
-def _lower_site(graph: Graph, node: Node, checked: dict[Node, tuple[Node, Node]], kept: list[Site | Check]) -> None:
+def _lower_site(graph: Graph, node: Node, checked: Mapping[Any, tuple[Node, Node]], kept: list[Site | Check]) -> None:
     site = node.target
     assert isinstance(site, Site)
     spelled, adapted = site.split(node.args)
@@ -116,8 +116,8 @@ def inductor(gm: GraphModule, inputs: Sequence[Any], patches: Mapping[str, Any] 
     """`gm` compiled by Inductor, for training too; slow to import, hence here."""
     from torch._inductor.compile_fx import compile_fx
 
-    compiled: Callable[..., Any] = compile_fx(gm, list(inputs), config_patches=dict(patches or {}))
-    return compiled
+    compiled: Any = compile_fx(gm, list(inputs), config_patches=dict(patches or {}))
+    return cast(Callable[..., Any], compiled)
 
 
 class _Lowered:

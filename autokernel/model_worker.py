@@ -3,7 +3,7 @@
     python -m autokernel.model_worker request.json response.json
 
 A request names what to do: "profile" (profile, plan and ceilings), "integrate" (which kernels help, by how much) or
-"race" (the ways to run the model with them, and torch.compile). `call_worker` is the parent's side; it imports no torch.
+"race" (the ways to run the model with them, against torch.compile). `call_worker` is the parent's side, without torch.
 """
 
 from __future__ import annotations
@@ -194,7 +194,8 @@ def _integrate(request: Mapping[str, Any]) -> dict[str, Any]:
             note["compile_note"] = f"torch.compile was not measured: {error}"
             return None
 
-    own_s = (1 - COMPILE_SHARE) * budget_s - (time.perf_counter() - started)
+    race_s = COMPILE_SHARE * budget_s
+    own_s = budget_s - (race_s if race_s >= COMPILE_LEAST_S else 0) - (time.perf_counter() - started)
     result = integrate(loaded, kernels, budget_s=own_s, race=race)
     for kernel in request["kernels"]:
         _mark(Path(kernel["path"]).parent / "meta.json", kernel["op"] in result.used, result.compiler)

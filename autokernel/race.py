@@ -5,26 +5,23 @@ Inductor's compilation cannot be bounded from inside: this runs in a child proce
 
 from __future__ import annotations
 
-import logging
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from autokernel.capture import compile_call
 from autokernel.customop import lowering
 from autokernel.integrate import MOST_BLOCKS, Integration, Run, interleave
 from autokernel.model import LoadedModel
-from autokernel.outputs import Expected, disagreement, expect, output_leaves
+from autokernel.outputs import disagreement, expect, output_leaves
 from autokernel.profiler import model_device
 from autokernel.records import Interval
 from autokernel.replace import Replacement, Replacer
 from autokernel.stats import ratio_interval
-
-_log = logging.getLogger(__name__)
 
 DROP_BLOCKS = 12  # for the question whether Inductor does better without a kernel
 MEASURE_SHARE = 0.3  # of the time, kept for the measurement at the end
@@ -45,11 +42,9 @@ class _Variant:
         own = [replace(item, calls=0, fallbacks=0) for item in kernels]
         replacer = Replacer(replacements={item.op: item for item in own}, lower=lowering(compiler))
         run = compile_call(loaded.model, replacer.backend)
-        started = time.perf_counter()
-        output_leaves(run, loaded)
-        return cls(compiler=compiler, kernels=own, run=run, seconds=time.perf_counter() - started)
+        return cls(compiler=compiler, kernels=own, run=run, seconds=_first_call_s(run, loaded))
 
-    def outputs(self, loaded: LoadedModel) -> tuple[torch.Tensor, ...]:
+    def outputs(self, loaded: LoadedModel) -> tuple[Tensor, ...]:
         """Those of one forward, which alone is in the counters then."""
         for item in self.kernels:
             item.calls = item.fallbacks = 0
@@ -78,15 +73,11 @@ def race(loaded: LoadedModel, kernels: Sequence[Replacement], *, baseline: bool,
     end = time.perf_counter() + budget_s
     result = Integration(used=[item.op for item in kernels])
     runs: dict[str, Run] = {"eager": loaded.model}
+    needed_s = 0.0
     if baseline:
         runs["compile"] = torch.compile(loaded.model, dynamic=False)
-        output_leaves(runs["compile"], loaded)
-    ways: dict[str, _Variant] = {}
-    if kernels:
-        expected = expect(loaded)
-        ways["graph"] = _Variant.of(loaded, kernels, "graph")
-        if inductor := _inductor(loaded, kernels, expected, end - MEASURE_SHARE * budget_s, result):
-            ways["inductor"] = inductor
+        needed_s = _first_call_s(runs["compile"], loaded)
+    ways = _ways(loaded, kernels, needed_s, end - MEASURE_SHARE * budget_s, result) if kernels else {}
     runs |= {name: variant.run for name, variant in ways.items()}
     seconds = max(0.0, end - time.perf_counter())
     timed = Timed(times=interleave(runs, loaded, model_device(loaded), seconds, MOST_BLOCKS))
@@ -95,6 +86,28 @@ def race(loaded: LoadedModel, kernels: Sequence[Replacement], *, baseline: bool,
     if ways:
         _take_faster(loaded, ways, timed, result)
     return result
+
+
+def _ways(
+    loaded: LoadedModel, kernels: Sequence[Replacement], compile_s: float, end: float, result: Integration
+) -> dict[str, _Variant]:
+    """The model with its kernels by compiler. Inductor is not begun with what it may not end before `end`."""
+    ways = {"graph": _Variant.of(loaded, kernels, "graph")}
+    needed_s = ROOM * (compile_s + ways["graph"].seconds)  # both match the kernels anew
+    left_s = end - time.perf_counter()
+    if left_s < needed_s:
+        result.notes.append(
+            f"torch.compile with the kernels was not tried: about {needed_s:.0f} s needed, {max(left_s, 0):.0f} s left"
+        )
+    elif inductor := _inductor(loaded, kernels, end, result):
+        ways["inductor"] = inductor
+    return ways
+
+
+def _first_call_s(run: Run, loaded: LoadedModel) -> float:
+    started = time.perf_counter()
+    output_leaves(run, loaded)
+    return time.perf_counter() - started
 
 
 def _take_faster(loaded: LoadedModel, ways: Mapping[str, _Variant], timed: Timed, result: Integration) -> None:
@@ -113,9 +126,7 @@ def _take_faster(loaded: LoadedModel, ways: Mapping[str, _Variant], timed: Timed
     result.optimized_us = statistics.median(timed.times[result.compiler])
 
 
-def _inductor(
-    loaded: LoadedModel, kernels: Sequence[Replacement], expected: Expected, end: float, result: Integration
-) -> _Variant | None:
+def _inductor(loaded: LoadedModel, kernels: Sequence[Replacement], end: float, result: Integration) -> _Variant | None:
     """The model as Inductor compiles it with the kernels, or with those of them that help it there, as time allows.
 
     None when it fails or changes the output: then the captured graph is the way.
@@ -126,6 +137,7 @@ def _inductor(
         first = (str(error).strip().splitlines() or [""])[0]
         result.notes.append(f"torch.compile with the kernels fails: {type(error).__name__}: {first}")
         return None
+    expected = expect(loaded)
     if reason := disagreement(best.outputs(loaded), expected):
         result.notes.append(f"torch.compile with the kernels changes the output: {reason}")
         return None

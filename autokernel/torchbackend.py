@@ -83,7 +83,7 @@ def register() -> None:
     from torch._dynamo.backends import registry
 
     if NAME not in registry._COMPILER_FNS:
-        registry.register_backend(autokernel, name=NAME)  # type: ignore[arg-type]
+        registry.register_backend(autokernel, name=NAME)
 
 
 def _of_mode(mode: str | None) -> Mapping[str, Any]:
