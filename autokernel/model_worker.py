@@ -189,7 +189,7 @@ def _integrate(request: Mapping[str, Any]) -> dict[str, Any]:
         if not (chosen or request.get("compile_baseline")):
             return None
         try:
-            return _ask_race(asked, left_s)
+            return Integration.from_json(_ask_race(asked, left_s))
         except AutokernelError as error:
             note["compile_note"] = f"torch.compile was not measured: {error}"
             return None
@@ -224,15 +224,12 @@ def _mark(meta: Path, used: bool, compiler: str) -> None:
         meta.write_text(json.dumps(told, indent=1))
 
 
-def _ask_race(request: Mapping[str, Any], left_s: float) -> Any:
+def _ask_race(request: Mapping[str, Any], left_s: float) -> dict[str, Any]:
     """What a race in `left_s` seconds finds. Raises: AutokernelError when it fails, or the time does not suffice."""
-    from autokernel.integrate import Integration
-
     if left_s < COMPILE_LEAST_S:
         raise WorkerError(f"{max(left_s, 0):.0f} s are left", hint="allow the run more time")
     asked = {**request, "request": "race", "budget_s": RACE_SHARE * left_s}
-    answer = call_worker(asked, deadline_s=left_s, workdir=Path.cwd())
-    return Integration.from_json(answer)
+    return call_worker(asked, deadline_s=left_s, workdir=Path.cwd())
 
 
 def _race(request: Mapping[str, Any]) -> dict[str, Any]:
