@@ -97,7 +97,7 @@ def integrate(
     if not chosen:
         result.outputs = ""
         result.notes.append("no kernel makes the whole model faster; it is left as it was")
-        _adopt(race(()), result)
+        adopt(race(()), result)
         return result
     if len(chosen) < len(replacements):
         trial = _Trial(loaded, chosen)  # as `apply` will do it, without the places of the others
@@ -105,7 +105,7 @@ def integrate(
             raise RuntimeError(f"the chosen kernels alone change the output: {reason}")
     result.calls, result.fallbacks = trial.counts(chosen)
     _measure(trial, chosen, deadline, result)
-    _adopt(race(result.used), result)
+    adopt(race(result.used), result)
     _withdraw_what_slows(result)
     return result
 
@@ -201,7 +201,7 @@ def _measure(trial: _Trial, chosen: Sequence[Replacement], deadline: float, resu
     result.blocks = len(times["eager"])
 
 
-def _adopt(found: Integration | None, result: Integration) -> None:
+def adopt(found: Integration | None, result: Integration) -> None:
     """What a race measured stands for what was measured before; the reasons why kernels are out are put together."""
     if found is None:
         return

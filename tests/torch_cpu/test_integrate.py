@@ -13,7 +13,7 @@ from models import HIDDEN, Norm, loaded, toy
 from test_match import matches
 
 from autokernel.errors import ConfigError, WorkerError
-from autokernel.integrate import Integration, integrate
+from autokernel.integrate import Integration, adopt, integrate
 from autokernel.loading import starter_path
 from autokernel.model_worker import call_worker
 from autokernel.outputs import Expected, disagreement
@@ -156,22 +156,31 @@ def test_both_ways_and_torch_compile_are_measured_and_one_is_taken():
     assert Integration.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
+FASTER = Interval(low=1.4, estimate=1.5, high=1.6)
+
+
 def test_what_the_race_found_stands_in_the_result():
-    item, fused = fused_norm()
-    faster = Interval(low=1.4, estimate=1.5, high=1.6)
+    result = Integration(
+        used=["rmsnorm", "softmax"], left_out={"matmul": "slow"}, speedup=FASTER, graph_overhead=FASTER
+    )
+    dropped = {"softmax": "faster without it"}
+    adopt(Integration(used=["rmsnorm"], left_out=dropped, speedup=FASTER, compiler="inductor", blocks=9), result)
+    assert (result.used, result.compiler, result.blocks) == (["rmsnorm"], "inductor", 9)
+    assert result.left_out == {"matmul": "slow", **dropped}
+    assert result.graph_overhead == FASTER
+
+
+def test_without_a_kernel_the_race_is_of_torch_compile_alone():
+    stranger = replacement(loaded(Norm(), torch.randn(4, HIDDEN)), "rmsnorm", lambda x, weight, eps: x)
     asked = []
 
     def raced(chosen):
         asked.append(list(chosen))
-        return Integration(
-            used=list(chosen), calls={"rmsnorm": 1}, speedup=faster, speedup_over_compile=faster, compiler="inductor"
-        )
+        return Integration(compile_speedup=FASTER)
 
-    result = integrate(item, [fused], budget_s=4, race=raced)
-    assert asked == [["rmsnorm"]], result.left_out
-    assert (result.compiler, result.speedup, result.speedup_over_compile) == ("inductor", faster, faster)
-    assert result.used == ["rmsnorm"]
-    assert result.graph_overhead is not None
+    result = integrate(toy(), [stranger], budget_s=1, race=raced)
+    assert asked == [[]]
+    assert (result.compile_speedup, result.speedup, result.used) == (FASTER, None, [])
 
 
 def expected(values, dtype="fp32"):
