@@ -1,12 +1,17 @@
 """Kernels in a graph that Inductor compiles: called, right, guarded, and gone after undo."""
 
 import gc
+import json
 import logging
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 import torch
 from models import loaded, tokens, toy
 from test_replace import CPP_NORM, cases_of, export
+from torch._dynamo.backends.registry import lookup_backend
 
 import autokernel
 from autokernel import customop
@@ -15,6 +20,7 @@ from autokernel.loading import starter_path
 from autokernel.outputs import disagreement, expect, output_leaves
 
 OPS = ("rmsnorm", "rotary_embedding")
+ROOT = Path(__file__).resolve().parents[2]
 CALLS = {"rmsnorm": 5, "rotary_embedding": 4}
 
 
@@ -88,6 +94,25 @@ def test_what_needs_gradients_is_compiled_without_kernels(run, caplog):
         torch.compile(item.model, backend=backend)(*item.args).sum().backward()
     assert item.model.weight.grad is not None
     assert "no backward" in caplog.text
+
+
+def test_the_way_that_the_run_measured_is_the_default(tmp_path):
+    export(tmp_path, "rmsnorm", CPP_NORM, cases_of(toy(), "rmsnorm"))
+    assert autokernel.apply(toy().model, tmp_path).compiler == "graph"
+    path = tmp_path / "optimized" / "rmsnorm" / "meta.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "compiler": "inductor"}))
+    assert autokernel.apply(toy().model, tmp_path).compiler == "inductor"
+    assert autokernel.apply(toy().model, tmp_path, compiler="graph").compiler == "graph"
+
+
+def test_the_entry_point_is_the_backend():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    (name, value), *others = declared["torch_dynamo_backends"].items()
+    assert not others
+    found = EntryPoint(name=name, value=value, group="torch_dynamo_backends").load()
+    autokernel.backend  # noqa: B018  # registers it
+    autokernel.backend  # noqa: B018  # and may be asked again
+    assert lookup_backend("autokernel") is found
 
 
 def test_unknown_compiler(run):
