@@ -32,17 +32,20 @@ _named: WeakValueDictionary[str, Site | Check] = WeakValueDictionary()
 
 
 def call(name: str, spelled: Sequence[Tensor], own: Sequence[Tensor], holds: Sequence[Tensor]) -> Tensor:
-    """The op's result at a place: by the kernel on `own`, or as the model wrote it, from `spelled`."""
+    """The op's result at a place: by the kernel on `own`, or as the model wrote it, from `spelled`.
+
+    The latter where `own` is empty, as a constant failed its check, or one of `holds` is false.
+    """
     site = _named[name]
     assert isinstance(site, Site)
-    return site.laid_out(site.run(spelled, own if all(bool(held) for held in holds) else None))
+    return site.laid_out(site.run(spelled, own if own and all(bool(held) for held in holds) else None))
 
 
 def holds(name: str, value: Tensor) -> Tensor:
     """Whether an adapter's condition holds for `value`, as a tensor on the host, where places read it."""
     check = _named[name]
     assert isinstance(check, Check)
-    return torch.tensor(check.holds(value))
+    return torch.tensor(check.holds(value), device="cpu")
 
 
 def _fake_call(name: str, spelled: Sequence[Tensor], own: Sequence[Tensor], holds: Sequence[Tensor]) -> Tensor:
@@ -52,7 +55,7 @@ def _fake_call(name: str, spelled: Sequence[Tensor], own: Sequence[Tensor], hold
 
 
 def _fake_holds(name: str, value: Tensor) -> Tensor:
-    return torch.empty((), dtype=torch.bool)
+    return torch.empty((), dtype=torch.bool, device="cpu")
 
 
 for _name, _real, _fake in (("call", call, _fake_call), ("holds", holds, _fake_holds)):
@@ -95,6 +98,8 @@ def _lower_site(graph: Graph, node: Node, checked: Mapping[Any, tuple[Node, Node
     spelled, adapted = site.split(node.args)
     holds = [checked[value][1] for value in adapted if value in checked]
     own = [checked[value][0] if value in checked else value for value in adapted[: site.arity]]
+    if any(value is None for value in adapted):
+        own = []
     arguments = (_keep(site, site.text, kept), list(spelled), own, holds)
     with graph.inserting_before(node):
         called = graph.call_function(torch.ops.autokernel.call.default, arguments)

@@ -69,6 +69,30 @@ def test_kernels_are_called_and_go_again(run):
     assert not set(customop._named) & names
 
 
+class Masked(torch.nn.Module):
+    """Attention under a mask that it makes itself; only `ahead` 0 is the causal one."""
+
+    def __init__(self, ahead):
+        super().__init__()
+        self.ahead = ahead
+
+    def forward(self, q, k, v):
+        at = torch.arange(q.shape[2])
+        mask = (at[None, :] <= at[:, None] + self.ahead)[None, None]
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def test_a_constant_that_fails_its_check_runs_the_original(tmp_path):
+    inputs = [torch.randn(1, 2, 24, 16) for _ in range(3)]
+    cases = cases_of(loaded(Masked(0), *inputs), "flash_attention")
+    export(tmp_path, "flash_attention", starter_path("flash_attention", "cpp").read_text(), cases)
+    item = loaded(Masked(1), *inputs)
+    expected = expect(item)
+    applied = autokernel.apply(item.model, tmp_path, compiler="inductor")
+    assert disagreement(output_leaves(item.model, item), expected) is None
+    assert (applied.calls, applied.fallbacks) == ({"flash_attention": 0}, {"flash_attention": 1})
+
+
 def test_torch_compile_by_object_and_by_name(run):
     """Each one full graph, with other weights in one process."""
     first, second = toy(), toy()
