@@ -229,7 +229,9 @@ def _withdraw_what_slows(result: Integration) -> None:
     assert result.graph_overhead is not None
     if result.speedup.high >= 1:
         return
-    why = f"with the kernels the model is slower than eager; the captured graph alone takes {result.graph_overhead}"
+    why = "with the kernels the model is slower than eager"
+    if result.compiler == "graph":
+        why += f"; the captured graph alone takes {result.graph_overhead}"
     result.left_out |= dict.fromkeys(result.used, why)
     result.used = []
     result.notes.append("the model is left as it was")
