@@ -25,9 +25,9 @@ from autokernel import errors
 from autokernel.errors import AutokernelError, WorkerError
 
 STDERR_LINES = 3  # of a dead child that are shown
-COMPILE_SHARE = 0.5  # of an integration's budget, for torch.compile with the kernels and without
+COMPILE_SHARE = 0.6  # of an integration's budget, for torch.compile with the kernels and without
 COMPILE_LEAST_S = 20.0  # less is not worth a start
-RACE_SHARE = 0.8  # of the time after which it is killed, that a race plans with
+RACE_SHARE = 0.9  # of the time after which it is killed, that a race plans with
 _PDEATHSIG = 1
 
 # The folder of this package goes last on the path: the child's working directory must shadow nothing (-P), and a
