@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from autokernel.capture import compile_call
+from autokernel.customop import lowering
 from autokernel.errors import ConfigError
 from autokernel.kernelfile import parse_kernel
 from autokernel.loading import load_file
@@ -30,9 +31,10 @@ BUILD_DIR = "AUTOKERNEL_BUILD_DIR"
 class Applied:
     """Kernels at work in one model; `undo` (or leaving the `with` block) restores the model exactly."""
 
-    def __init__(self, model: nn.Module, replacements: Sequence[Replacement]) -> None:
+    def __init__(self, model: nn.Module, replacements: Sequence[Replacement], *, compiler: str = "graph") -> None:
+        self.compiler = compiler
         self._model = model
-        self._replacer = Replacer(replacements={item.op: item for item in replacements})
+        self._replacer = Replacer(replacements={item.op: item for item in replacements}, lower=lowering(compiler))
         self._before = model._compiled_call_impl
         # Where nn.Module.compile puts its result: not part of the state_dict, and neither copied nor pickled.
         model._compiled_call_impl = compile_call(model, self._replacer.backend)
@@ -60,6 +62,7 @@ class Applied:
     def undo(self) -> None:
         """Give the model back the call it had; may be repeated."""
         self._model._compiled_call_impl = self._before
+        self._replacer.release()
 
     def __enter__(self) -> Applied:
         return self
@@ -79,7 +82,9 @@ class Applied:
         return "this model does not contain the op as the run's model did"
 
 
-def apply(model: nn.Module, run: str | Path = "latest", *, ops: Sequence[str] | None = None) -> Applied:
+def apply(
+    model: nn.Module, run: str | Path = "latest", *, ops: Sequence[str] | None = None, compiler: str | None = None
+) -> Applied:
     """Put the kernels of `run` into `model`; they are called for exactly the calls that the run verified.
 
     Without gradients only: a forward that needs them runs as before, with one warning.
@@ -87,10 +92,21 @@ def apply(model: nn.Module, run: str | Path = "latest", *, ops: Sequence[str] | 
     Args:
         run: a run's name in ./.autokernel, "latest", or the path of a run directory.
         ops: only these; None means those that made the run's whole model faster.
+        compiler: "inductor" has torch.compile's compiler fuse what is around the kernels, "graph" runs the model's own
+            operators around them; None means what the run measured to be faster, "graph" if it measured neither.
 
     Raises: ConfigError when there is no such run, it has no such kernel, or a kernel cannot be loaded.
     """
-    folder = _run_folder(run)
+    folder = run_folder(run)
+    replacements = load_kernels(folder, ops)
+    return Applied(model, replacements, compiler=compiler or _measured_compiler(folder))
+
+
+def load_kernels(folder: Path, ops: Sequence[str] | None = None) -> list[Replacement]:
+    """The kernels of the run in `folder`: of these ops, or those that made its whole model faster.
+
+    Raises: ConfigError as `apply` does.
+    """
     replacements = [
         load_kernel(found / "kernel.py", op=meta["op"], cases=_cases(meta), builds=folder / "builds")
         for found, meta in _exported(folder)
@@ -100,7 +116,11 @@ def apply(model: nn.Module, run: str | Path = "latest", *, ops: Sequence[str] | 
         raise ConfigError(f"run {folder.name} has no kernel for {', '.join(missing)}", hint=_available(folder))
     if not replacements:
         raise ConfigError(f"run {folder.name} has no kernel that makes its model faster", hint=_available(folder))
-    return Applied(model, replacements)
+    return replacements
+
+
+def _measured_compiler(folder: Path) -> str:
+    return next((meta["compiler"] for _, meta in _exported(folder) if meta.get("compiler")), "graph")
 
 
 def load_kernel(path: Path, *, op: str, cases: Sequence[Case], builds: Path) -> Replacement:
@@ -131,7 +151,8 @@ def load_kernel(path: Path, *, op: str, cases: Sequence[Case], builds: Path) -> 
     return Replacement(op=op, kernel_fn=module.kernel_fn, cases=cases)
 
 
-def _run_folder(run: str | Path) -> Path:
+def run_folder(run: str | Path) -> Path:
+    """The directory of a run, given as `apply` takes it. Raises: ConfigError when there is none."""
     path = Path(run)
     if path.is_dir() and (path / "optimized").is_dir():
         return path

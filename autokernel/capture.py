@@ -72,16 +72,24 @@ def capture(loaded: LoadedModel) -> list[CapturedGraph]:
 _HINT = "torch.compile(model) must work on it; TORCH_LOGS=graph_breaks shows where it does not"
 
 
-def inference_backend(compile_graph: GraphCompiler, *, on_training: Callable[[], None] = lambda: None) -> Backend:
+def as_captured(gm: GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+    """The backend that changes nothing."""
+    return gm.forward
+
+
+def inference_backend(compile_graph: GraphCompiler, *, train: Backend = as_captured) -> Backend:
     """A torch.compile backend that hands each inference graph, as functional ATen, to `compile_graph`.
 
-    A graph that needs gradients is run as Dynamo captured it, and `on_training` is told.
+    A graph that needs gradients goes to `train`, as Dynamo captured it.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._guards import tracing
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+    whole_attention = contextlib.ExitStack()
+
     def compile_aten(gm: GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+        whole_attention.close()  # the graph is traced; whoever compiles it on may take attention apart
         _drop_aliases(gm)
         # AOT Autograd has every tensor faked here, but a proof by numbers needs real ones.
         with unset_fake_temporarily(), tracing(None), torch.inference_mode(False):
@@ -89,10 +97,10 @@ def inference_backend(compile_graph: GraphCompiler, *, on_training: Callable[[],
 
     def backend(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if torch.is_grad_enabled() and _needs_grad(gm, inputs):
-            on_training()
-            return gm.forward
+            return train(gm, inputs)
         lower = aot_autograd(fw_compiler=compile_aten, inference_compiler=compile_aten)
-        with _whole_attention():
+        with whole_attention:
+            whole_attention.enter_context(_whole_attention())
             compiled: Callable[..., Any] = lower(gm, inputs)
         return compiled
 

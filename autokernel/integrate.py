@@ -10,7 +10,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import torch
@@ -28,7 +28,6 @@ Run = Callable[..., Any]
 BLOCK_S = 0.1  # about how long a block runs each variant
 MOST_BLOCKS = 60
 CHOICE_LOOKS = (6, 6, 12, 24)  # blocks before each look at whether a kernel surely helps or surely does not
-COMPILE_BLOCKS = 20
 WARM_CALLS = 3
 CHOICE_SHARE = 0.5  # of the time left, for choosing; the rest is for the final measurement
 TRIES = "no sure gain in the whole model: {}"
@@ -45,20 +44,42 @@ class Integration:
     speedup: Interval | None = None
     eager_us: float | None = None
     optimized_us: float | None = None
+    compiler: str = "graph"
+    inductor_gain: Interval | None = None
+    compile_speedup: Interval | None = None
+    speedup_over_compile: Interval | None = None
     graph_overhead: Interval | None = None
     blocks: int = 0
     outputs: str = ""
     notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object. `speedup` is eager / optimized latency; `graph_overhead` the captured graph without a kernel
-        / eager; `calls` and `fallbacks` are of one forward."""
+        """A JSON object. `speedup` is eager / optimized latency, `speedup_over_compile` torch.compile's / optimized;
+        `compiler` ("graph" or "inductor") is how that runs, `inductor_gain` the one's latency / the other's with the
+        same kernels; `compile_speedup` is eager / torch.compile, `graph_overhead` the captured graph without a kernel /
+        eager; `calls` and `fallbacks` are of one forward."""
         return asdict(self)
 
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Integration:
+        """The inverse of `to_json`."""
+        values = {item.name: raw[item.name] for item in fields(cls)}
+        intervals = {name: Interval(**value) for name, value in values.items() if name in _INTERVALS and value}
+        return cls(**{**values, **intervals})
 
-def integrate(loaded: LoadedModel, replacements: Sequence[Replacement], *, budget_s: float) -> Integration:
+
+_INTERVALS = ("speedup", "inductor_gain", "compile_speedup", "speedup_over_compile", "graph_overhead")
+
+Race = Callable[[Sequence[str]], "Integration | None"]
+"""The chosen ops -> what `autokernel.race` found of them in the time that is left; None when it found nothing."""
+
+
+def integrate(
+    loaded: LoadedModel, replacements: Sequence[Replacement], *, budget_s: float, race: Race = lambda _chosen: None
+) -> Integration:
     """Choose among the kernels, in the given order, and measure the model with the chosen ones.
 
+    The choice is made in the captured graph; `race` then tells whether Inductor makes more of the chosen ones.
     At least `MIN_BLOCKS` blocks are timed for each decision, however small the budget.
     """
     deadline = time.perf_counter() + budget_s
@@ -76,6 +97,7 @@ def integrate(loaded: LoadedModel, replacements: Sequence[Replacement], *, budge
     if not chosen:
         result.outputs = ""
         result.notes.append("no kernel makes the whole model faster; it is left as it was")
+        adopt(race(()), result)
         return result
     if len(chosen) < len(replacements):
         trial = _Trial(loaded, chosen)  # as `apply` will do it, without the places of the others
@@ -83,6 +105,7 @@ def integrate(loaded: LoadedModel, replacements: Sequence[Replacement], *, budge
             raise RuntimeError(f"the chosen kernels alone change the output: {reason}")
     result.calls, result.fallbacks = trial.counts(chosen)
     _measure(trial, chosen, deadline, result)
+    adopt(race(result.used), result)
     _withdraw_what_slows(result)
     return result
 
@@ -178,6 +201,25 @@ def _measure(trial: _Trial, chosen: Sequence[Replacement], deadline: float, resu
     result.blocks = len(times["eager"])
 
 
+def adopt(found: Integration | None, result: Integration) -> None:
+    """What a race measured stands for what was measured before; the reasons why kernels are out are put together."""
+    if found is None:
+        return
+    result.left_out |= found.left_out
+    result.notes += found.notes
+    result.compile_speedup = found.compile_speedup
+    if found.speedup is None:
+        return
+    for name in _RACED:
+        setattr(result, name, getattr(found, name))
+
+
+_RACED = (
+    *("used", "calls", "fallbacks", "speedup", "eager_us", "optimized_us", "blocks"),
+    *("compiler", "inductor_gain", "speedup_over_compile"),
+)
+
+
 def _withdraw_what_slows(result: Integration) -> None:
     """Kernels help the captured graph; where that itself costs more than they gain, the model is better off without.
 
@@ -187,7 +229,9 @@ def _withdraw_what_slows(result: Integration) -> None:
     assert result.graph_overhead is not None
     if result.speedup.high >= 1:
         return
-    why = f"with the kernels the model is slower than eager; the captured graph alone takes {result.graph_overhead}"
+    why = "with the kernels the model is slower than eager"
+    if result.compiler == "graph":
+        why += f"; the captured graph alone takes {result.graph_overhead}"
     result.left_out |= dict.fromkeys(result.used, why)
     result.used = []
     result.notes.append("the model is left as it was")
@@ -235,12 +279,3 @@ def _seconds(run: Run, loaded: LoadedModel, device: torch.device) -> float:
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def compile_speedup(loaded: LoadedModel, *, budget_s: float) -> Interval:
-    """Eager / torch.compile latency of the model, interleaved; the time to compile cannot be bounded here."""
-    compiled = torch.compile(loaded.model, dynamic=False)
-    times = interleave(
-        {"eager": loaded.model, "compile": compiled}, loaded, model_device(loaded), budget_s, COMPILE_BLOCKS
-    )
-    return ratio_interval(times["eager"], times["compile"])

@@ -3,7 +3,7 @@
     python -m autokernel.model_worker request.json response.json
 
 A request names what to do: "profile" (profile, plan and ceilings), "integrate" (which kernels help, by how much) or
-"compile" (torch.compile's speedup over eager). `call_worker` is the parent's side; it imports no torch.
+"race" (the ways to run the model with them, against torch.compile). `call_worker` is the parent's side, without torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ from autokernel import errors
 from autokernel.errors import AutokernelError, WorkerError
 
 STDERR_LINES = 3  # of a dead child that are shown
-COMPILE_SHARE = 0.4  # of an integration's budget, for torch.compile as a second baseline
+COMPILE_SHARE = 0.6  # of an integration's budget, for torch.compile with the kernels and without
 COMPILE_LEAST_S = 20.0  # less is not worth a start
+RACE_SHARE = 0.9  # of the time after which it is killed, that a race plans with
 _PDEATHSIG = 1
 
 # The folder of this package goes last on the path: the child's working directory must shadow nothing (-P), and a
@@ -173,13 +174,39 @@ def _profile(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _integrate(request: Mapping[str, Any]) -> dict[str, Any]:
-    from autokernel.applied import load_kernel
-    from autokernel.integrate import integrate
-    from autokernel.records import Case
+    from autokernel.integrate import Integration, integrate
 
     started = time.perf_counter()
     loaded = _load(request)
-    kernels = [
+    kernels = _kernels(request)
+    budget_s = float(request["budget_s"])
+    note: dict[str, str] = {}
+
+    def race(chosen: Sequence[str]) -> Integration | None:
+        """In a child of its own: a compilation cannot be stopped otherwise."""
+        asked = {**request, "kernels": [kernel for kernel in request["kernels"] if kernel["op"] in chosen]}
+        left_s = budget_s - (time.perf_counter() - started)
+        if not (chosen or request.get("compile_baseline")):
+            return None
+        try:
+            return Integration.from_json(_ask_race(asked, left_s))
+        except AutokernelError as error:
+            note["compile_note"] = f"torch.compile was not measured: {error}"
+            return None
+
+    race_s = COMPILE_SHARE * budget_s
+    own_s = budget_s - (race_s if race_s >= COMPILE_LEAST_S else 0) - (time.perf_counter() - started)
+    result = integrate(loaded, kernels, budget_s=own_s, race=race)
+    for kernel in request["kernels"]:
+        _mark(Path(kernel["path"]).parent / "meta.json", kernel["op"] in result.used, result.compiler)
+    return {**result.to_json(), **note}
+
+
+def _kernels(request: Mapping[str, Any]) -> list[Any]:
+    from autokernel.applied import load_kernel
+    from autokernel.records import Case
+
+    return [
         load_kernel(
             Path(kernel["path"]),
             op=kernel["op"],
@@ -188,42 +215,35 @@ def _integrate(request: Mapping[str, Any]) -> dict[str, Any]:
         )
         for kernel in request["kernels"]
     ]
-    budget_s = float(request["budget_s"])
-    compile_s = COMPILE_SHARE * budget_s if request.get("compile_baseline") else 0.0
-    result = integrate(loaded, kernels, budget_s=budget_s - compile_s - (time.perf_counter() - started))
-    for kernel in request["kernels"]:
-        _mark(Path(kernel["path"]).parent / "meta.json", kernel["op"] in result.used)
-    response = result.to_json()
-    left_s = budget_s - (time.perf_counter() - started)
-    if compile_s and left_s >= COMPILE_LEAST_S:
-        response.update(_compile_baseline(request, left_s))
-    return response
 
 
-def _mark(meta: Path, used: bool) -> None:
-    """Tell `autokernel.apply` whether the kernel helps the whole model."""
+def _mark(meta: Path, used: bool, compiler: str) -> None:
+    """Tell `autokernel.apply` whether the kernel helps the whole model, and how the model is then run."""
     if meta.is_file():
-        meta.write_text(json.dumps({**json.loads(meta.read_text()), "used": used}, indent=1))
+        told = {**json.loads(meta.read_text()), "used": used, "compiler": compiler}
+        meta.write_text(json.dumps(told, indent=1))
 
 
-def _compile_baseline(request: Mapping[str, Any], left_s: float) -> dict[str, Any]:
-    """torch.compile's speedup, from a child of its own: a compilation cannot be stopped otherwise."""
-    try:
-        asked = {**request, "request": "compile", "budget_s": left_s / 4}
-        return {"compile_speedup": call_worker(asked, deadline_s=left_s, workdir=Path.cwd())["speedup"]}
-    except AutokernelError as error:
-        return {"compile_speedup": None, "compile_note": f"torch.compile was not measured: {error}"}
+def _ask_race(request: Mapping[str, Any], left_s: float) -> dict[str, Any]:
+    """What a race in `left_s` seconds finds. Raises: AutokernelError when it fails, or the time does not suffice."""
+    if left_s < COMPILE_LEAST_S:
+        raise WorkerError(f"{max(left_s, 0):.0f} s are left", hint="allow the run more time")
+    asked = {**request, "request": "race", "budget_s": RACE_SHARE * left_s}
+    return call_worker(asked, deadline_s=left_s, workdir=Path.cwd())
 
 
-def _compile(request: Mapping[str, Any]) -> dict[str, Any]:
-    from dataclasses import asdict
+def _race(request: Mapping[str, Any]) -> dict[str, Any]:
+    from autokernel.race import race
 
-    from autokernel.integrate import compile_speedup
+    started = time.perf_counter()
+    loaded = _load(request)
+    kernels = _kernels(request)
+    left_s = float(request["budget_s"]) - (time.perf_counter() - started)
+    baseline = bool(request.get("compile_baseline"))
+    return race(loaded, kernels, baseline=baseline, budget_s=left_s).to_json()
 
-    return {"speedup": asdict(compile_speedup(_load(request), budget_s=float(request["budget_s"])))}
 
-
-_ANSWERS = {"profile": _profile, "integrate": _integrate, "compile": _compile}
+_ANSWERS = {"profile": _profile, "integrate": _integrate, "race": _race}
 
 if __name__ == "__main__":
     main()

@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from autokernel.capture import Backend, inference_backend
+from autokernel.capture import Backend, as_captured, inference_backend
 from autokernel.fold import fold_constants, share_repeated
 from autokernel.loading import get_spec
 from autokernel.match import Match, Matcher
@@ -25,6 +26,18 @@ from autokernel.records import Case
 from autokernel.spec import Adapter
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Lowered(Protocol):
+    """What runs a graph with kernels in it in PyTorch's stead, until it is released."""
+
+    def __call__(self, *inputs: Any) -> Any: ...
+    def release(self) -> None: ...
+
+
+Lower = Callable[[GraphModule], Lowered]
 
 Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
@@ -55,12 +68,19 @@ class Replacement:
 
 @dataclass(kw_only=True)
 class Replacer:
-    """A torch.compile backend's state: the kernels by op, and how the graphs that it saw were treated."""
+    """A torch.compile backend's state: the kernels by op, and how the graphs that it saw were treated.
+
+    A graph with kernels is run node by node by PyTorch, unless `lower` makes something else of it. One that needs
+    gradients is left to `train`.
+    """
 
     replacements: Mapping[str, Replacement]
+    lower: Lower | None = None
+    train: Backend = as_captured
     inference_graphs: int = 0
     training_graphs: int = 0
     matcher: Matcher = field(init=False)
+    _lowered: WeakSet[Lowered] = field(default_factory=WeakSet, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.matcher = Matcher(ops=tuple(self.replacements))
@@ -68,7 +88,7 @@ class Replacer:
     @property
     def backend(self) -> Backend:
         """What to give to `compile_call`."""
-        return inference_backend(self._compile, on_training=self._saw_training)
+        return inference_backend(self._compile, train=self._train)
 
     def _compile(self, gm: GraphModule) -> Callable[..., Any]:
         self.inference_graphs += 1
@@ -85,7 +105,15 @@ class Replacer:
         fold_constants(gm)
         share_repeated(gm)
         gm.graph.lint()
-        return self._counting(gm.forward, left) if left else gm.forward
+        run: Callable[..., Any] = gm.forward
+        if self.lower:
+            self._lowered.add(run := self.lower(gm))
+        return self._counting(run, left) if left else run
+
+    def release(self) -> None:
+        """Free what the compiled graphs hold; they cannot be called any more."""
+        for lowered in self._lowered:
+            lowered.release()
 
     def _counting(self, run: Callable[..., Any], left: Mapping[str, int]) -> Callable[..., Any]:
         def counted(*inputs: Any) -> Any:
@@ -96,12 +124,13 @@ class Replacer:
 
         return counted
 
-    def _saw_training(self) -> None:
+    def _train(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if not self.training_graphs:
             _log.warning(
                 "the model runs with gradients: kernels have no backward and are not used; use torch.no_grad()"
             )
         self.training_graphs += 1
+        return self.train(gm, inputs)
 
 
 class Site:
@@ -114,46 +143,64 @@ class Site:
         self._spelled = tuple(match.inputs)
         self._layouts = tuple(_layout(node.meta["val"]) for node in match.inputs.values())
         self._result = _layout(match.output.meta["val"])
-        self._guard = _device_guard(match.output.meta["val"].device)
+        self._device = match.output.meta["val"].device
+        self._guard = _device_guard(self._device)
         names = list(get_spec(match.op).signature.parameters)
-        self._arity = len(match.case.tensors)
+        self.arity = len(match.case.tensors)
         self._scalars = tuple(match.case.scalars[name] for name in names if name not in match.case.tensors)
+
+    @property
+    def text(self) -> str:
+        """What a caller can tell of it before it runs: places of equal text take and return tensors of one layout."""
+        return repr((self._layouts, self._result, str(self._device), self._scalars))
+
+    def split(self, arguments: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
+        """The spelling's arguments; the op's own and then those only to be checked."""
+        return arguments[: len(self._spelled)], arguments[len(self._spelled) :]
 
     def __call__(self, *tensors: Tensor | None) -> Tensor:
         """The op's result; `tensors` are the spelling's arguments, then the op's own, then those only to be checked."""
-        count = len(self._spelled)
-        spelled, adapted = tensors[:count], tensors[count:]
+        spelled, adapted = self.split(tensors)
+        held = [value for value in adapted if value is not None]
+        return self.run(spelled, held[: self.arity] if len(held) == len(adapted) else None)
+
+    def run(self, spelled: Sequence[Tensor | None], own: Sequence[Tensor] | None) -> Tensor:
+        """The op's result from its own arguments; from the spelling's where those are None, as a check failed."""
         if not self._replacement.enabled:
             return self._run_original(spelled)
-        if any(value is None for value in adapted) or any(
+        if own is None or any(
             _layout(value) != layout for value, layout in zip(spelled, self._layouts, strict=True) if value is not None
         ):
             self._replacement.fallbacks += 1
             return self._run_original(spelled)
         self._replacement.calls += 1
         with self._guard():
-            result = self._replacement.kernel_fn(*adapted[: self._arity], *self._scalars)
-        return self._checked(result)
-
-    def _run_original(self, spelled: Sequence[Tensor | None]) -> Tensor:
-        result: Tensor = self._original(*spelled)
-        return result
-
-    def _checked(self, result: Tensor) -> Tensor:
-        """The kernel's result with the strides that the rest of the graph relies on."""
-        shape, stride, dtype = self._result
+            result = self._replacement.kernel_fn(*own, *self._scalars)
+        shape, _, dtype = self._result
         if result.shape != shape or result.dtype is not dtype:
             raise RuntimeError(
                 f"the kernel for {self._replacement.op} returned {tuple(result.shape)} {result.dtype}, "
                 f"not {tuple(shape)} {dtype}"
             )
-        if result.stride() == stride or result.numel() == 0:
+        return self.laid_out(result)
+
+    def laid_out(self, result: Tensor) -> Tensor:
+        """`result` with the strides that the rest of the graph relies on."""
+        if result.stride() == self._result[1] or result.numel() == 0:
             return result
-        out = torch.empty_strided(shape, stride, dtype=dtype, device=result.device)
-        return out.copy_(result)
+        return self.empty().copy_(result)
+
+    def empty(self) -> Tensor:
+        """A tensor like the result, of any values."""
+        shape, stride, dtype = self._result
+        return torch.empty_strided(shape, stride, dtype=dtype, device=self._device)
+
+    def _run_original(self, spelled: Sequence[Tensor | None]) -> Tensor:
+        result: Tensor = self._original(*spelled)
+        return result
 
 
-class _Checked:
+class Check:
     """Turns a spelled argument into the op's own, or passes one that the op has not; None when the adapter's condition
     does not hold for these values."""
 
@@ -162,17 +209,20 @@ class _Checked:
     def __init__(self, name: str, adapter: Adapter) -> None:
         self.__name__ = f"autokernel_{name}"
         self._adapter = adapter
+        self.back = adapter.back
+        self.holds = adapter.holds
+        self.text = ""  # its result is one truth value, whatever it checks
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Checked) and self._adapter is other._adapter
+        return isinstance(other, Check) and self._adapter is other._adapter
 
     def __hash__(self) -> int:
         return id(self._adapter)
 
     def __call__(self, value: Tensor) -> Tensor | None:
-        if not self._adapter.holds(value):
+        if not self.holds(value):
             return None
-        return self._adapter.back(value) if self._adapter.back else value
+        return self.back(value) if self.back else value
 
 
 def _insert(graph: Graph, match: Match, replacement: Replacement, adapted: dict[tuple[int, Node], Node]) -> Node:
@@ -197,7 +247,7 @@ def _adapted(graph: Graph, name: str, match: Match, adapted: dict[tuple[int, Nod
     if adapter is None:
         return node
     if (id(adapter), node) not in adapted:
-        adapted[id(adapter), node] = graph.call_function(_Checked(name, adapter), (node,))
+        adapted[id(adapter), node] = graph.call_function(Check(name, adapter), (node,))
     return adapted[id(adapter), node]
 
 

@@ -297,12 +297,25 @@ def _headlines(integration: Mapping[str, Any]) -> list[str]:
         before, after = integration["eager_us"] / 1e3, integration["optimized_us"] / 1e3
         verdict = "faster" if speedup.low > 1 else "SLOWER" if speedup.high < 1 else "no sure difference"
         lines = [f"{speedup} against eager, {verdict}: {before:.2f} -> {after:.2f} ms per forward"]
+    if integration["used"] and (way := _WAYS.get(integration.get("compiler", ""))):
+        lines.append(way)
     if integration.get("compile_speedup") is not None:
-        compiled = Interval(**integration["compile_speedup"])
-        lines.append(f"torch.compile, measured on its own: {compiled} against eager")
+        lines.append(_against_compile(integration))
     if integration.get("compile_note"):
         lines.append(integration["compile_note"])
     return lines
+
+
+_WAYS = {"graph": "kernels in the captured graph", "inductor": "kernels in a torch.compile'd model"}
+
+
+def _against_compile(integration: Mapping[str, Any]) -> str:
+    compiled = f"{Interval(**integration['compile_speedup'])} against eager"
+    if integration.get("speedup_over_compile") is None:
+        return f"torch.compile, measured on its own: {compiled}"
+    over = Interval(**integration["speedup_over_compile"])
+    verdict = "faster" if over.low > 1 else "SLOWER" if over.high < 1 else "no sure difference"
+    return f"{over} against torch.compile, {verdict}; torch.compile alone: {compiled}"
 
 
 def _use(op: str, integration: Mapping[str, Any]) -> str:

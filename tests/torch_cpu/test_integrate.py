@@ -1,5 +1,6 @@
 """Whole-model work in a child process: profile, choice of kernels, measurement, and what goes wrong there."""
 
+import json
 import os
 import subprocess
 import sys
@@ -12,10 +13,12 @@ from models import HIDDEN, Norm, loaded, toy
 from test_match import matches
 
 from autokernel.errors import ConfigError, WorkerError
-from autokernel.integrate import integrate
+from autokernel.integrate import Integration, adopt, integrate
 from autokernel.loading import starter_path
 from autokernel.model_worker import call_worker
 from autokernel.outputs import Expected, disagreement
+from autokernel.race import race
+from autokernel.records import Interval
 from autokernel.replace import Replacement
 
 # A norm large enough that fusing it is a sure gain, and a softmax whose kernel will be slow on purpose.
@@ -83,13 +86,15 @@ def test_kernels_that_help_are_kept_and_others_left_out(profiled, model_file, tm
     ]
     request = {"request": "integrate", "model": str(model_file), "device": "cpu", "kernels": kernels, "budget_s": 10}
     answer = call_worker(request, deadline_s=120, workdir=tmp_path)
-    assert answer["used"] == ["rmsnorm"]
+    assert answer["used"] == ["rmsnorm"], answer["left_out"]
     assert "no sure gain" in answer["left_out"]["softmax"]
     assert answer["calls"] == {"rmsnorm": 1}
     assert answer["speedup"]["low"] > 1
     assert answer["eager_us"] > answer["optimized_us"]
     assert '"used": false' in (tmp_path / "optimized" / "softmax" / "meta.json").read_text()
-    assert '"used": true' in (tmp_path / "optimized" / "rmsnorm" / "meta.json").read_text()
+    meta = json.loads((tmp_path / "optimized" / "rmsnorm" / "meta.json").read_text())
+    assert meta == {"used": True, "compiler": "graph"}
+    assert "s are left" in answer["compile_note"]  # too few for a compilation
 
 
 def replacement(item, op, fn):
@@ -127,6 +132,55 @@ def test_kernels_that_help_a_graph_slower_than_eager_are_withdrawn():
     assert result.speedup.high < 1
     assert result.used == []
     assert "slower than eager" in result.left_out["rmsnorm"]
+
+
+def fused_norm():
+    """A norm of enough elements for its fusion to be a sure gain, and that gain as a kernel."""
+    item = loaded(Norm(), torch.randn(8192, HIDDEN))
+    fused = replacement(
+        item, "rmsnorm", lambda x, weight, eps: torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
+    )
+    return item, fused
+
+
+def test_both_ways_and_torch_compile_are_measured_and_one_is_taken():
+    item, fused = fused_norm()
+    found = race(item, [fused], baseline=True, budget_s=20)
+    ways = {"graph", "inductor"} if found.inductor_gain else {"graph"}
+    assert found.compiler in ways, found.notes
+    assert found.inductor_gain or "was not tried" in found.notes[0]
+    assert (found.compiler == "inductor") == bool(found.inductor_gain and found.inductor_gain.low > 1)
+    assert (found.used, found.calls, found.fallbacks) == (["rmsnorm"], {"rmsnorm": 1}, {"rmsnorm": 0})
+    for interval in (found.speedup, found.compile_speedup, found.speedup_over_compile):
+        assert 0 < interval.low <= interval.high
+    assert Integration.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+FASTER = Interval(low=1.4, estimate=1.5, high=1.6)
+
+
+def test_what_the_race_found_stands_in_the_result():
+    result = Integration(
+        used=["rmsnorm", "softmax"], left_out={"matmul": "slow"}, speedup=FASTER, graph_overhead=FASTER
+    )
+    dropped = {"softmax": "faster without it"}
+    adopt(Integration(used=["rmsnorm"], left_out=dropped, speedup=FASTER, compiler="inductor", blocks=9), result)
+    assert (result.used, result.compiler, result.blocks) == (["rmsnorm"], "inductor", 9)
+    assert result.left_out == {"matmul": "slow", **dropped}
+    assert result.graph_overhead == FASTER
+
+
+def test_without_a_kernel_the_race_is_of_torch_compile_alone():
+    stranger = replacement(loaded(Norm(), torch.randn(4, HIDDEN)), "rmsnorm", lambda x, weight, eps: x)
+    asked = []
+
+    def raced(chosen):
+        asked.append(list(chosen))
+        return Integration(compile_speedup=FASTER)
+
+    result = integrate(toy(), [stranger], budget_s=1, race=raced)
+    assert asked == [[]]
+    assert (result.compile_speedup, result.speedup, result.used) == (FASTER, None, [])
 
 
 def expected(values, dtype="fp32"):

@@ -180,6 +180,20 @@ def test_torch_compile_and_fallbacks_are_told():
     assert "torch.compile was not measured: too slow" in failed
 
 
+@pytest.mark.parametrize(
+    ("compiler", "said"),
+    [("graph", "kernels in the captured graph"), ("inductor", "kernels in a torch.compile'd model")],
+)
+def test_how_the_kernels_run_and_the_gain_over_torch_compile_are_told(compiler, said):
+    compiled = {"low": 1.1, "estimate": 1.2, "high": 1.3}
+    over = {"low": 1.02, "estimate": 1.05, "high": 1.08}
+    lines = model_block(measured(compiler=compiler, compile_speedup=compiled, speedup_over_compile=over))
+    assert lines[1] == said
+    assert lines[2] == (
+        "1.050x [1.020, 1.080] against torch.compile, faster; torch.compile alone: 1.200x [1.100, 1.300] against eager"
+    )
+
+
 def test_a_model_that_no_kernel_helps_has_no_speedup():
     nothing = measured(
         used=[],
