@@ -90,7 +90,15 @@ def apply(model: nn.Module, run: str | Path = "latest", *, ops: Sequence[str] | 
 
     Raises: ConfigError when there is no such run, it has no such kernel, or a kernel cannot be loaded.
     """
-    folder = _run_folder(run)
+    replacements = load_run(_run_folder(run), ops=ops)
+    return Applied(model, replacements)
+
+
+def load_run(folder: Path, *, ops: Sequence[str] | None = None) -> list[Replacement]:
+    """The kernels that the run in `folder` exported: those of `ops`, or those marked as used.
+
+    Raises: ConfigError when one is missing or cannot be loaded, or when there is none.
+    """
     replacements = [
         load_kernel(found / "kernel.py", op=meta["op"], cases=_cases(meta), builds=folder / "builds")
         for found, meta in _exported(folder)
@@ -100,7 +108,7 @@ def apply(model: nn.Module, run: str | Path = "latest", *, ops: Sequence[str] | 
         raise ConfigError(f"run {folder.name} has no kernel for {', '.join(missing)}", hint=_available(folder))
     if not replacements:
         raise ConfigError(f"run {folder.name} has no kernel that makes its model faster", hint=_available(folder))
-    return Applied(model, replacements)
+    return replacements
 
 
 def load_kernel(path: Path, *, op: str, cases: Sequence[Case], builds: Path) -> Replacement:

@@ -23,7 +23,7 @@ import typer
 from autokernel import __version__
 from autokernel.errors import AutokernelError
 
-COMMANDS = ("run", "report", "next", "submit", "finish", "mcp", "profile", "judge", "doctor")
+COMMANDS = ("run", "report", "verify", "next", "submit", "finish", "mcp", "profile", "judge", "doctor")
 """Modules of `autokernel.commands`, each with a function of the same name; in the order of `--help`."""
 
 GROUPS = ("keys",)

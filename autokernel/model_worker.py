@@ -2,8 +2,8 @@
 
     python -m autokernel.model_worker request.json response.json
 
-A request names what to do: "profile" (profile, plan and ceilings), "integrate" (which kernels help, by how much) or
-"compile" (torch.compile's speedup over eager). `call_worker` is the parent's side; it imports no torch.
+A request names what to do: "profile" (profile, plan and ceilings), "integrate" (which kernels help, by how much),
+"verify" (whether the outputs agree) or "compile" (torch.compile's speedup over eager). `call_worker` is the parent's side; it imports no torch.
 """
 
 from __future__ import annotations
@@ -200,6 +200,14 @@ def _integrate(request: Mapping[str, Any]) -> dict[str, Any]:
     return response
 
 
+def _verify(request: Mapping[str, Any]) -> dict[str, Any]:
+    from autokernel.applied import load_run
+    from autokernel.verify import verify
+
+    loaded = _load(request)
+    return verify(loaded, load_run(Path(request["run"]))).to_json()
+
+
 def _mark(meta: Path, used: bool) -> None:
     """Tell `autokernel.apply` whether the kernel helps the whole model."""
     if meta.is_file():
@@ -223,7 +231,7 @@ def _compile(request: Mapping[str, Any]) -> dict[str, Any]:
     return {"speedup": asdict(compile_speedup(_load(request), budget_s=float(request["budget_s"])))}
 
 
-_ANSWERS = {"profile": _profile, "integrate": _integrate, "compile": _compile}
+_ANSWERS = {"profile": _profile, "integrate": _integrate, "verify": _verify, "compile": _compile}
 
 if __name__ == "__main__":
     main()
