@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from autokernel.biases import split_biases
 from autokernel.errors import ConfigError
 from autokernel.model import LoadedModel, forward
 
@@ -75,6 +76,8 @@ _HINT = "torch.compile(model) must work on it; TORCH_LOGS=graph_breaks shows whe
 def inference_backend(compile_graph: GraphCompiler, *, on_training: Callable[[], None] = lambda: None) -> Backend:
     """A torch.compile backend that hands each inference graph, as functional ATen, to `compile_graph`.
 
+    Products with a bias are split into product and sum (`biases`).
+
     A graph that needs gradients is run as Dynamo captured it, and `on_training` is told.
     """
     from torch._dynamo.backends.common import aot_autograd
@@ -83,6 +86,7 @@ def inference_backend(compile_graph: GraphCompiler, *, on_training: Callable[[],
 
     def compile_aten(gm: GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
         _drop_aliases(gm)
+        split_biases(gm)
         # AOT Autograd has every tensor faked here, but a proof by numbers needs real ones.
         with unset_fake_temporarily(), tracing(None), torch.inference_mode(False):
             return _boxed(compile_graph(gm))

@@ -3,7 +3,8 @@
     python -m autokernel.model_worker request.json response.json
 
 A request names what to do: "profile" (profile, plan and ceilings), "integrate" (which kernels help, by how much),
-"verify" (whether the outputs agree) or "compile" (torch.compile's speedup over eager). `call_worker` is the parent's side; it imports no torch.
+"verify" (whether the outputs agree) or "compile" (torch.compile's speedup over eager). `call_worker` is the parent's
+side; it imports no torch.
 """
 
 from __future__ import annotations

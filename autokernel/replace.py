@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from autokernel.biases import join_biases
 from autokernel.capture import Backend, inference_backend
 from autokernel.fold import fold_constants, share_repeated
 from autokernel.loading import get_spec
@@ -82,6 +83,7 @@ class Replacer:
                 moved[match.output] = _insert(gm.graph, replace(match, inputs=inputs), replacement, adapted)
             else:
                 left[match.op] += 1
+        join_biases(gm)
         fold_constants(gm)
         share_repeated(gm)
         gm.graph.lint()

@@ -29,7 +29,7 @@ def _decoder(name: str, *, gpu: bool, **extra: Any) -> Built:
     """A causal language model of transformers, logits and the shifted loss out."""
     import transformers
 
-    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4}
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": VOCABULARY}
     if gpu:
         sizes |= {"hidden_size": 1536, "intermediate_size": 4096, "num_hidden_layers": 12, "num_attention_heads": 24}
@@ -47,7 +47,7 @@ def _decoder(name: str, *, gpu: bool, **extra: Any) -> Built:
 def _gpt2(*, gpu: bool) -> Built:
     import transformers
 
-    sizes = {"n_embd": 1024, "n_layer": 24, "n_head": 16} if gpu else {"n_embd": 256, "n_layer": 4, "n_head": 8}
+    sizes = {"n_embd": 1024, "n_layer": 24, "n_head": 16} if gpu else {"n_embd": 256, "n_layer": 2, "n_head": 8}
     vocabulary = 32000 if gpu else VOCABULARY
     config = transformers.GPT2Config(
         **sizes, vocab_size=vocabulary, n_positions=1024, use_cache=False, bos_token_id=1, eos_token_id=2
@@ -60,7 +60,7 @@ def _bert(*, gpu: bool) -> Built:
     """Hidden states of a batch whose sequences have different lengths, which the mask says."""
     import transformers
 
-    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8}
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 8}
     if gpu:
         sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
     vocabulary = 30522 if gpu else VOCABULARY
@@ -71,7 +71,7 @@ def _bert(*, gpu: bool) -> Built:
 def _t5(*, gpu: bool) -> Built:
     import transformers
 
-    sizes = {"d_model": 256, "d_ff": 512, "d_kv": 32, "num_layers": 3, "num_heads": 8}
+    sizes = {"d_model": 256, "d_ff": 512, "d_kv": 32, "num_layers": 2, "num_heads": 8}
     if gpu:
         sizes = {"d_model": 1024, "d_ff": 2816, "d_kv": 64, "num_layers": 12, "num_heads": 16}
     vocabulary = 32128 if gpu else VOCABULARY
@@ -86,7 +86,7 @@ def _t5(*, gpu: bool) -> Built:
 def _vit(*, gpu: bool) -> Built:
     import transformers
 
-    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4}
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 8, "image_size": 128}
     if gpu:
         sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
@@ -127,7 +127,7 @@ def _whisper(*, gpu: bool) -> Built:
 def _mamba(*, gpu: bool) -> Built:
     import transformers
 
-    width, layers = (1024, 24) if gpu else (256, 4)
+    width, layers = (1024, 24) if gpu else (256, 2)
     vocabulary = 32000 if gpu else VOCABULARY
     config = transformers.MambaConfig(
         hidden_size=width, num_hidden_layers=layers, vocab_size=vocabulary, use_cache=False, pad_token_id=0
@@ -158,7 +158,7 @@ FACTORIES: dict[str, Callable[..., Built]] = {
     "whisper": _whisper,
     "mixtral": partial(_decoder, "Mixtral", num_local_experts=4, num_experts_per_tok=2),
     "mamba": _mamba,
-    "timm_vit": partial(_timm, "vit_tiny_patch16_224", "vit_large_patch16_224", img_size=128),
+    "timm_vit": partial(_timm, "vit_tiny_patch16_224", "vit_large_patch16_224", img_size=128, depth=4),
     "timm_convnext": partial(_timm, "convnext_atto", "convnext_large"),
     "timm_resnet": partial(_timm, "resnet18", "resnet152"),
 }
