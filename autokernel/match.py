@@ -32,6 +32,9 @@ _FLOAT_MARK = 0.0123456789
 _INT_MARK = -86421
 _STEP = 0.0010203  # marks of several captured scalars differ
 
+_first_traces: dict[Any, tuple[Spelling, Pattern | None]] = {}
+"""Spellings at small sizes, which depend on no model, traced once a process; the id is that of the spelling kept."""
+
 
 @dataclass(kw_only=True)
 class Matcher:
@@ -90,11 +93,12 @@ class Matcher:
     def _traced(
         self, spec: KernelSpec, spelling: Spelling, extra: int, dtype: torch.dtype, device: torch.device
     ) -> Pattern | None:
-        key = (spec.op, spelling.name, extra, dtype, device.type)
-        if key not in self._patterns:
+        key = (id(spelling), extra, dtype, device.type)
+        if key not in _first_traces:
             inputs = _example_inputs(spec, spelling, extra, dtype, device)
-            self._patterns[key] = _first_trace(spelling, inputs, _marks(spec, spelling)) if inputs else None
-        return self._patterns[key]
+            pattern = _first_trace(spelling, inputs, _marks(spec, spelling)) if inputs else None
+            _first_traces[key] = (spelling, pattern)
+        return _first_traces[key][1]
 
     def _exact(
         self, spec: KernelSpec, spelling: Spelling, node: Node, binding: Binding, order: Mapping[Node, int]
