@@ -90,14 +90,14 @@ def apply(model: nn.Module, run: str | Path = "latest", *, ops: Sequence[str] | 
 
     Raises: ConfigError when there is no such run, it has no such kernel, or a kernel cannot be loaded.
     """
-    replacements = load_run(_run_folder(run), ops=ops)
+    replacements = load_kernels(_run_folder(run), ops)
     return Applied(model, replacements)
 
 
-def load_run(folder: Path, *, ops: Sequence[str] | None = None) -> list[Replacement]:
-    """The kernels that the run in `folder` exported: those of `ops`, or those marked as used.
+def load_kernels(folder: Path, ops: Sequence[str] | None = None) -> list[Replacement]:
+    """The kernels of the run in `folder`: of these ops, or those that made its whole model faster.
 
-    Raises: ConfigError when one is missing or cannot be loaded, or when there is none.
+    Raises: ConfigError as `apply` does.
     """
     replacements = [
         load_kernel(found / "kernel.py", op=meta["op"], cases=_cases(meta), builds=folder / "builds")

@@ -202,11 +202,11 @@ def _integrate(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _verify(request: Mapping[str, Any]) -> dict[str, Any]:
-    from autokernel.applied import load_run
+    from autokernel.applied import load_kernels
     from autokernel.verify import verify
 
     loaded = _load(request)
-    return verify(loaded, load_run(Path(request["run"]))).to_json()
+    return verify(loaded, load_kernels(Path(request["run"]))).to_json()
 
 
 def _mark(meta: Path, used: bool) -> None:

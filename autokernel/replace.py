@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from autokernel.biases import join_biases
+from autokernel.biases import add_biases_in_sites, join_biases
 from autokernel.capture import Backend, inference_backend
 from autokernel.fold import fold_constants, share_repeated
 from autokernel.loading import get_spec
@@ -84,6 +84,7 @@ class Replacer:
             else:
                 left[match.op] += 1
         join_biases(gm)
+        add_biases_in_sites(gm)
         fold_constants(gm)
         share_repeated(gm)
         gm.graph.lint()
@@ -120,6 +121,15 @@ class Site:
         names = list(get_spec(match.op).signature.parameters)
         self._arity = len(match.case.tensors)
         self._scalars = tuple(match.case.scalars[name] for name in names if name not in match.case.tensors)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the kernel is to be called at all."""
+        return self._replacement.enabled
+
+    def position(self, name: str) -> int:
+        """Which of the arguments of a call is this one of the spelling."""
+        return self._spelled.index(name)
 
     def __call__(self, *tensors: Tensor | None) -> Tensor:
         """The op's result; `tensors` are the spelling's arguments, then the op's own, then those only to be checked."""

@@ -5,12 +5,17 @@ import torch
 import torch.nn.functional as F
 from models import HIDDEN, loaded
 from test_match import Lambda, heads, matches
+from test_replace import cases_of
 from torch import nn
+from torch.profiler import ProfilerActivity
 
+from autokernel.applied import Applied
 from autokernel.biases import join_biases
 from autokernel.capture import capture
 from autokernel.match import Matcher
+from autokernel.outputs import output_leaves
 from autokernel.plan import true_matches
+from autokernel.replace import Replacement
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -120,3 +125,16 @@ def test_products_with_a_bias_are_found_and_put_back_where_nobody_takes_them():
     assert torch.ops.aten.mm.default not in targets
     for got, wanted in zip(graph.gm(*graph.inputs), before, strict=True):
         torch.testing.assert_close(got, wanted)
+
+
+def test_a_kernel_switched_off_leaves_the_bias_within_the_product():
+    item = loaded(nn.Sequential(nn.Linear(HIDDEN, 48), nn.ReLU(), nn.Linear(48, 32)), torch.randn(32, HIDDEN))
+    kernel = Replacement(op="matmul", kernel_fn=lambda a, b: a @ b, cases=cases_of(item, "matmul"))
+    (eager,) = output_leaves(item.model, item)
+    with Applied(item.model, [kernel]):
+        torch.testing.assert_close(output_leaves(item.model, item)[0], eager)
+        kernel.enabled = False
+        with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profile:
+            torch.testing.assert_close(output_leaves(item.model, item)[0], eager, rtol=0, atol=0)
+    assert kernel.calls == 2
+    assert sum(event.name == "aten::addmm" for event in profile.events()) == 2

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 import torch
-from models import HIDDEN, Norm, loaded, toy
+from models import HIDDEN, Norm, loaded
 from test_match import Lambda, matches
 from test_replace import CPP_NORM, cases_of, export
 from torch import nn
@@ -98,15 +98,30 @@ def test_a_run_that_is_not_there_or_has_no_kernel_in_use(tmp_path, monkeypatch, 
         assert "Traceback" not in said
 
 
+class Normed(nn.Module):
+    """A softmax of two norms."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Norm(), Norm()
+
+    def forward(self, x):
+        return torch.softmax(self.second(self.first(x)), -1)
+
+
+def normed(rows=4):
+    torch.manual_seed(0)
+    return loaded(Normed(), torch.randn(rows, HIDDEN))
+
+
 def test_the_kernel_at_fault_is_the_one_that_is_named():
-    item = toy()
-    right = replacement(toy(), "rmsnorm", rms_norm)
-    wrong = replacement(toy(), "fused_mlp", lambda x, gate, up, down, activation: torch.zeros_like(x))
-    found = verify(item, [right, wrong])
+    right = replacement(normed(), "rmsnorm", rms_norm)
+    wrong = replacement(normed(), "softmax", lambda x, dim: torch.zeros_like(x))
+    found = verify(normed(), [right, wrong])
     assert not found.agrees
-    assert list(found.alone) == ["fused_mlp"]
+    assert list(found.alone) == ["softmax"]
     assert found.worst.error > found.worst.accepted > found.worst.eager_error
-    assert found.calls == {"rmsnorm": 5, "fused_mlp": 2}
+    assert found.calls == {"rmsnorm": 2, "softmax": 1}
     assert right.enabled
     assert wrong.enabled
 
@@ -115,17 +130,16 @@ def test_a_kernel_that_raises_is_at_fault():
     def broken(x, weight, eps):
         raise ValueError("no such size")
 
-    found = verify(toy(), [replacement(toy(), "rmsnorm", broken)])
+    found = verify(normed(), [replacement(normed(), "rmsnorm", broken)])
     assert "ValueError: no such size" in found.alone["rmsnorm"]
 
 
 def test_a_kernel_that_is_never_called_is_a_failure():
-    stranger = replacement(loaded(Norm(), torch.randn(7, HIDDEN)), "rmsnorm", rms_norm)
-    found = verify(toy(), [stranger])
+    found = verify(normed(), [replacement(normed(rows=7), "rmsnorm", rms_norm)])
     assert found.problem is None
     assert not found.agrees
     assert "rmsnorm" in found.idle
-    assert found.fallbacks == {"rmsnorm": 5}
+    assert found.fallbacks == {"rmsnorm": 2}
 
 
 @dataclasses.dataclass
