@@ -8,8 +8,8 @@ For each model, in child processes of the package's own, as `autokernel run` doe
 - ops x places: what the plan found, and which share of one eager forward's wall time those places take;
 - replaced: calls of kernels, and of originals because a call was not among those verified, in one forward with every
   starter in its place;
-- outputs: whether the whole output tree then agrees with an fp64 run of the model (with eager's where that fails, which is
-  said); the worst error, and PyTorch's own;
+- outputs: whether the whole output tree then agrees with an fp64 run of the model (with eager's where that fails, and
+  that is said); the worst error, and PyTorch's own;
 - with kernels: eager's latency over that with the starters that help, interleaved; `--compile` adds that of
   torch.compile over the same eager model, and the quotient, whose interval is the widest that the two allow.
 
