@@ -504,6 +504,20 @@ LAYERNORM = KernelSpec(
             captured=("eps",),
             any_rank=True,
         ),
+        Spelling(
+            name="native_no_bias",
+            fn=lambda x, weight, eps: F.layer_norm(x, weight.shape, weight, None, eps),
+            scalars={"bias": None},
+            captured=("eps",),
+            any_rank=True,
+        ),
+        Spelling(
+            name="native_plain",
+            fn=lambda x, eps: F.layer_norm(x, x.shape[-1:], None, None, eps),
+            scalars={"weight": None, "bias": None},
+            captured=("eps",),
+            any_rank=True,
+        ),
         Spelling(name="decomposed_fp32", fn=_layernorm_decomposed, captured=("eps",), any_rank=True),
     ),
 )
@@ -558,6 +572,21 @@ def _rmsnorm_scale_first(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight.float()).type_as(x)
 
 
+def _rmsnorm_one_plus(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As Gemma: what is stored is the weight's distance from one."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * (1.0 + weight.float())).type_as(x)
+
+
+def _one_plus() -> Adapter:
+    """A weight stored as its distance from one; in 16 bits the sum must be exact, as the model computes it in fp32."""
+    return Adapter(
+        spell=lambda inputs, shape: (inputs["weight"] - 1).reshape(shape),
+        back=lambda weight: 1 + weight,
+        holds=lambda weight: torch.equal((1 + weight).to(torch.float32), 1 + weight.to(torch.float32)),
+    )
+
+
 def _rmsnorm_squared(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps))
 
@@ -603,16 +632,32 @@ RMSNORM = KernelSpec(
     flops=_rmsnorm_flops,
     bytes_moved=_same_size_bytes,
     baselines={"eager": _rmsnorm_llama, "native": _rmsnorm_native},
-    spellings=tuple(
-        Spelling(name=name, fn=fn, captured=("eps",), any_rank=True)
-        for name, fn in {
-            "llama": _rmsnorm_llama,
-            "no_cast": _rmsnorm_no_cast,
-            "scale_first": _rmsnorm_scale_first,
-            "divide": _rmsnorm_divide,
-            "squared": _rmsnorm_squared,
-            "native": lambda x, weight, eps: F.rms_norm(x, weight.shape, weight, eps),
-        }.items()
+    spellings=(
+        *(
+            Spelling(name=name, fn=fn, captured=("eps",), any_rank=True)
+            for name, fn in {
+                "llama": _rmsnorm_llama,
+                "no_cast": _rmsnorm_no_cast,
+                "scale_first": _rmsnorm_scale_first,
+                "divide": _rmsnorm_divide,
+                "squared": _rmsnorm_squared,
+                "native": lambda x, weight, eps: F.rms_norm(x, weight.shape, weight, eps),
+            }.items()
+        ),
+        *(
+            Spelling(name=name, fn=fn, scalars={"weight": None}, captured=("eps",), any_rank=True)
+            for name, fn in {
+                "plain": lambda x, eps: _rmsnorm_llama(x, None, eps),
+                "native_plain": lambda x, eps: F.rms_norm(x, x.shape[-1:], None, eps),
+            }.items()
+        ),
+        Spelling(
+            name="one_plus_weight",
+            fn=_rmsnorm_one_plus,
+            captured=("eps",),
+            any_rank=True,
+            adapters={"weight": _one_plus()},
+        ),
     ),
 )
 
@@ -908,6 +953,8 @@ FLASH_ATTENTION = KernelSpec(
             for name, fn, shapes, adapter in (
                 ("sdpa_masked", _attention_masked, {}, _causal_mask()),
                 ("sdpa_masked_repeated_kv", _attention_masked_repeated, GROUPED, _causal_mask()),
+                ("sdpa_added_mask", _attention_masked, {}, _additive_causal_mask()),
+                ("sdpa_added_mask_repeated_kv", _attention_masked_repeated, GROUPED, _additive_causal_mask()),
                 ("decomposed_masked", _attention_added_mask, {}, _additive_causal_mask()),
                 ("decomposed_masked_repeated_kv", _attention_added_mask, GROUPED, _additive_causal_mask()),
                 ("decomposed_filled", _attention_filled, {}, _inverted_causal_mask()),

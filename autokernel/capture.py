@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from autokernel.biases import split_biases
 from autokernel.errors import ConfigError
 from autokernel.model import LoadedModel, forward
 
@@ -80,7 +81,8 @@ def as_captured(gm: GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
 def inference_backend(compile_graph: GraphCompiler, *, train: Backend = as_captured) -> Backend:
     """A torch.compile backend that hands each inference graph, as functional ATen, to `compile_graph`.
 
-    A graph that needs gradients goes to `train`, as Dynamo captured it.
+    Products with a bias are split into product and sum (`biases`). A graph that needs gradients goes to `train`, as
+    Dynamo captured it.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._guards import tracing
@@ -91,6 +93,7 @@ def inference_backend(compile_graph: GraphCompiler, *, train: Backend = as_captu
     def compile_aten(gm: GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
         whole_attention.close()  # the graph is traced; whoever compiles it on may take attention apart
         _drop_aliases(gm)
+        split_biases(gm)
         # AOT Autograd has every tensor faked here, but a proof by numbers needs real ones.
         with unset_fake_temporarily(), tracing(None), torch.inference_mode(False):
             return _boxed(compile_graph(gm))

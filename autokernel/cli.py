@@ -26,6 +26,7 @@ from autokernel.errors import AutokernelError
 COMMANDS = (
     "run",
     "report",
+    "verify",
     "log",
     "show",
     "compare",

@@ -7,7 +7,6 @@ left runs on random inputs beside the oracle, and a look-alike is refused.
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,47 +18,22 @@ from torch.fx import GraphModule, Node
 
 from autokernel.capture import trace
 from autokernel.loading import specs
+from autokernel.occurrence import Match as Match
+from autokernel.occurrence import as_match, static
 from autokernel.pattern import VIEWS, Binding, Pattern, as_pattern, kind_of, loose, strict, value_of
 from autokernel.proof import disproof
-from autokernel.records import Case, Scalar, TensorMeta
-from autokernel.spec import DTYPE_NAMES, DTYPES, KernelSpec, Spelling, describe
+from autokernel.records import Scalar
+from autokernel.spec import DTYPE_NAMES, DTYPES, KernelSpec, Spelling
 
 _log = logging.getLogger(__name__)
-
-PARAMETERS = frozenset({"weight", "bias"})
-"""Arguments that must be tensors of the model as they stand: `1 + weight` is another op's spelling."""
 
 _EXTRA_RANK = 2  # how many leading dimensions more or fewer than in `Spelling.shapes` are tried
 _FLOAT_MARK = 0.0123456789
 _INT_MARK = -86421
 _STEP = 0.0010203  # marks of several captured scalars differ
 
-
-@dataclass(frozen=True, kw_only=True)
-class Match:
-    """One occurrence of an op in a graph.
-
-    `inputs` maps the spelling's tensor arguments to the nodes that yield them, `scalars` are the op's; `nodes` are
-    the matched nodes in graph order, the last of which yields the op's result. `case` is the op's call with the
-    shapes, dtypes and strides that the graph recorded.
-    """
-
-    op: str
-    spelling: Spelling
-    nodes: tuple[Node, ...]
-    inputs: Mapping[str, Node]
-    scalars: Mapping[str, Scalar]
-    case: Case
-
-    @property
-    def output(self) -> Node:
-        """The node whose value the op yields."""
-        return self.nodes[-1]
-
-    @property
-    def size(self) -> int:
-        """Number of matched nodes that do something."""
-        return sum(kind_of(node) not in VIEWS for node in self.nodes)
+_first_traces: dict[Any, tuple[Spelling, Pattern | None]] = {}
+"""Spellings at small sizes, which depend on no model, traced once a process; the id is that of the spelling kept."""
 
 
 @dataclass(kw_only=True)
@@ -119,17 +93,18 @@ class Matcher:
     def _traced(
         self, spec: KernelSpec, spelling: Spelling, extra: int, dtype: torch.dtype, device: torch.device
     ) -> Pattern | None:
-        key = (spec.op, spelling.name, extra, dtype, device.type)
-        if key not in self._patterns:
+        key = (id(spelling), extra, dtype, device.type)
+        if key not in _first_traces:
             inputs = _example_inputs(spec, spelling, extra, dtype, device)
-            self._patterns[key] = _first_trace(spelling, inputs, _marks(spec, spelling)) if inputs else None
-        return self._patterns[key]
+            pattern = _first_trace(spelling, inputs, _marks(spec, spelling)) if inputs else None
+            _first_traces[key] = (spelling, pattern)
+        return _first_traces[key][1]
 
     def _exact(
         self, spec: KernelSpec, spelling: Spelling, node: Node, binding: Binding, order: Mapping[Node, int]
     ) -> Match | None:
         values = {name: value_of(source) for name, source in binding.inputs.items()}
-        if set(values) != set(_shapes(spec, spelling)) or not all(_static(value) for value in values.values()):
+        if set(values) != set(_shapes(spec, spelling)) or not all(static(value) for value in values.values()):
             return None
         for scalars in _scalar_choices(spec, spelling, binding):
             metas = [(name, v.shape, v.stride(), v.dtype, v.device) for name, v in values.items()]
@@ -140,12 +115,13 @@ class Matcher:
             exact = strict(pattern, node) if pattern else None
             if exact and exact.inputs == binding.inputs:
                 nodes = tuple(sorted(set(exact.nodes.values()), key=order.__getitem__))
-                return _as_match(spec, spelling, nodes, exact, scalars)
+                return as_match(spec, spelling, nodes, exact, scalars)
         return None
 
     def _proven(self, gm: GraphModule, match: Match) -> bool:
         shapes = {name: tuple(value_of(node).shape) for name, node in match.inputs.items()}
-        key = f"{match.spelling.name} {shapes} {match.case.key}"
+        distinct = len(set(match.inputs.values()))  # arguments that are one tensor get the same values in the proof
+        key = f"{match.spelling.name} {shapes} {distinct} {match.case.key}"
         if key not in self._proofs:
             try:
                 reason = disproof(specs()[match.op], match.spelling, match.case, match.inputs, match.nodes, gm)
@@ -181,9 +157,8 @@ def _example_inputs(
 
 def _shapes(spec: KernelSpec, spelling: Spelling) -> Mapping[str, tuple[int, ...]]:
     """Sizes to trace a spelling with, by tensor argument."""
-    return {name: spelling.shapes.get(name, meta.shape) for name, meta in spec.cases[0].tensors.items()} | {
-        name: shape for name, shape in spelling.shapes.items() if name not in spec.cases[0].tensors
-    }
+    own = {name: meta.shape for name, meta in spec.cases[0].tensors.items() if name not in spelling.scalars}
+    return {**own, **spelling.shapes}
 
 
 def _on(value: Tensor, device: torch.device) -> Tensor:
@@ -242,61 +217,3 @@ def _dims(nodes: Iterable[Node]) -> list[Scalar]:
             if items and all(isinstance(item, int) and not isinstance(item, bool) for item in items):
                 found[items[0] if len(items) == 1 else tuple(items)] = None
     return list(found)
-
-
-# --- from nodes to a case --------------------------------------------------------------------------------------------
-
-
-def _static(value: Any) -> bool:
-    return isinstance(value, Tensor) and all(isinstance(n, int) for n in (*value.shape, *value.stride()))
-
-
-def _as_match(
-    spec: KernelSpec, spelling: Spelling, nodes: tuple[Node, ...], binding: Binding, scalars: Mapping[str, Scalar]
-) -> Match | None:
-    """The match, unless an inner value is used elsewhere, a parameter is computed, or the op takes no such tensors."""
-    inside = set(nodes)
-    for node in nodes[:-1]:
-        if kind_of(node) not in VIEWS and any(user not in inside for user in node.users):
-            return None
-    if any(name in PARAMETERS and not _is_model_tensor(source) for name, source in binding.inputs.items()):
-        return None
-    case = _case(spec, spelling, binding, scalars)
-    if case is None:
-        return None
-    return Match(
-        op=spec.op, spelling=spelling, nodes=nodes, inputs=dict(binding.inputs), scalars=case.scalars, case=case
-    )
-
-
-def _is_model_tensor(node: Node) -> bool:
-    while node.op == "call_function" and kind_of(node) in VIEWS:
-        node = node.all_input_nodes[0]
-    return node.op in ("placeholder", "get_attr")
-
-
-def _case(spec: KernelSpec, spelling: Spelling, binding: Binding, scalars: Mapping[str, Scalar]) -> Case | None:
-    tensors: dict[str, TensorMeta] = {}
-    for name in spec.signature.parameters:
-        if name in binding.inputs:
-            value = value_of(binding.inputs[name])
-            adapter = spelling.adapters.get(name)
-            try:
-                tensors[name] = describe(adapter.back(_meta(value)) if adapter and adapter.back else value)
-            except (KeyError, RuntimeError):  # a dtype that no op takes, or a shape that cannot be adapted
-                return None
-    floats = {meta.dtype for meta in tensors.values() if DTYPES[meta.dtype].is_floating_point}
-    if len(floats) != 1:
-        return None  # no op of ours mixes floating dtypes
-    (dtype,) = floats
-    rank = len(next(iter(tensors.values())).shape)
-    if scalars.get("dim") == rank - 1:
-        scalars = {**scalars, "dim": -1}
-    full = {n: scalars.get(n, p.default) for n, p in spec.signature.parameters.items() if n not in tensors}
-    if any(value is inspect.Parameter.empty for value in full.values()):
-        return None
-    return Case(op=spec.op, name="recorded", dtype=dtype, tensors=tensors, scalars=full)
-
-
-def _meta(value: Tensor) -> Tensor:
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")

@@ -2,8 +2,9 @@
 
     python -m autokernel.model_worker request.json response.json
 
-A request names what to do: "profile" (profile, plan and ceilings), "integrate" (which kernels help, by how much) or
-"race" (the ways to run the model with them, against torch.compile). `call_worker` is the parent's side, without torch.
+A request names what to do: "profile" (profile, plan and ceilings), "integrate" (which kernels help, by how much),
+"verify" (whether the outputs agree) or "race" (the ways to run the model with them, against torch.compile).
+`call_worker` is the parent's side, without torch.
 """
 
 from __future__ import annotations
@@ -217,6 +218,14 @@ def _kernels(request: Mapping[str, Any]) -> list[Any]:
     ]
 
 
+def _verify(request: Mapping[str, Any]) -> dict[str, Any]:
+    from autokernel.applied import load_kernels
+    from autokernel.verify import verify
+
+    loaded = _load(request)
+    return verify(loaded, load_kernels(Path(request["run"]))).to_json()
+
+
 def _mark(meta: Path, used: bool, compiler: str) -> None:
     """Tell `autokernel.apply` whether the kernel helps the whole model, and how the model is then run."""
     if meta.is_file():
@@ -243,7 +252,7 @@ def _race(request: Mapping[str, Any]) -> dict[str, Any]:
     return race(loaded, kernels, baseline=baseline, budget_s=left_s).to_json()
 
 
-_ANSWERS = {"profile": _profile, "integrate": _integrate, "race": _race}
+_ANSWERS = {"profile": _profile, "integrate": _integrate, "verify": _verify, "race": _race}
 
 if __name__ == "__main__":
     main()

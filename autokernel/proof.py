@@ -35,7 +35,7 @@ def disproof(
     Inputs are the op's own random ones (parameters, masks and scales all matter); the truth is the oracle in fp64.
     """
     device = str(nodes[-1].meta["val"].device)
-    given = spec.make_inputs(case, PROOF_SEED, device)
+    given = _shared(spec.make_inputs(case, PROOF_SEED, device), spelling, inputs)
     with torch.no_grad():
         environment = {node: _spelled(spelling, name, node, given) for name, node in inputs.items()}
         actual = run_nodes(gm, nodes, environment)
@@ -46,6 +46,13 @@ def disproof(
         actual, truth, own = (_some_rows(value) for value in (actual, truth, spec.oracle(**given)))
         proof = Truth(value=truth, native_error=native_error(own, truth))
     return mismatch(actual, proof, case.dtype, spec.tolerances[case.dtype])
+
+
+def _shared(given: Inputs, spelling: Spelling, inputs: Mapping[str, Node]) -> Inputs:
+    """The same values for arguments that are one node of the graph, as in attention of a tensor with itself."""
+    first: dict[Node, str] = {}
+    plain = [name for name in inputs if name in given and name not in spelling.adapters]
+    return given | {name: given[first.setdefault(inputs[name], name)] for name in plain}
 
 
 def _some_rows(value: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from autokernel.biases import add_biases_in_sites, join_biases
 from autokernel.capture import Backend, as_captured, inference_backend
 from autokernel.fold import fold_constants, share_repeated
 from autokernel.loading import get_spec
@@ -102,6 +103,9 @@ class Replacer:
                 moved[match.output] = _insert(gm.graph, replace(match, inputs=inputs), replacement, adapted)
             else:
                 left[match.op] += 1
+        join_biases(gm)
+        if self.lower is None:  # an operator of its own takes no bias along
+            add_biases_in_sites(gm)
         fold_constants(gm)
         share_repeated(gm)
         gm.graph.lint()
@@ -157,6 +161,14 @@ class Site:
     def split(self, arguments: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
         """The spelling's arguments; the op's own and then those only to be checked."""
         return arguments[: len(self._spelled)], arguments[len(self._spelled) :]
+
+    def enabled(self) -> bool:
+        """Whether the kernel is to be called at all."""
+        return self._replacement.enabled
+
+    def position(self, name: str) -> int:
+        """Which of the arguments of a call is this one of the spelling."""
+        return self._spelled.index(name)
 
     def __call__(self, *tensors: Tensor | None) -> Tensor:
         """The op's result; `tensors` are the spelling's arguments, then the op's own, then those only to be checked."""

@@ -17,6 +17,7 @@ from autokernel.rundir import RunDir
 from autokernel.settings import Settings, device_of
 
 PROFILE_DEADLINE_S = 900.0
+VERIFY_DEADLINE_S = 900.0
 INTEGRATE_SLACK_S = 120.0
 """What the measurement at the end may take beyond its budget (a last block, a compilation) before it is killed."""
 
@@ -86,3 +87,19 @@ def measure(settings: Settings, run_dir: RunDir, histories: Iterable[KernelHisto
         "compile_baseline": settings.compile_baseline,
     }
     return call_worker(request, deadline_s=budget_s + INTEGRATE_SLACK_S, workdir=settings.workdir)
+
+
+def verify(settings: Settings, run_dir: RunDir) -> dict[str, Any]:
+    """Whether the run's model still computes the same with the run's kernels in it: a `Verification` as JSON.
+
+    Raises: ConfigError when the model does not run or the run has no kernel in use; WorkerError when a kernel crashes.
+    """
+    request = {
+        "request": "verify",
+        "model": settings.model,
+        "dtype": settings.dtype,
+        "device": device_of(settings.backend),
+        "seed": settings.seed,
+        "run": str(run_dir.path),
+    }
+    return call_worker(request, deadline_s=VERIFY_DEADLINE_S, workdir=settings.workdir)
