@@ -275,13 +275,18 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """What an agent wants to try: the full text of kernel.py and the idea in one line."""
+    """What an agent wants to try: the full text of kernel.py and the idea in one line.
+
+    `agent` is the member of an ensemble that it is from; `request` and `reply` what a model was asked and said.
+    """
 
     hypothesis: str
     kernel_py: str
     tokens: int | None = None
     cost_usd: float | None = None
-    agent: str | None = None  # which member of an ensemble it is from
+    agent: str | None = None
+    request: str | None = field(default=None, repr=False, compare=False)
+    reply: str | None = field(default=None, repr=False, compare=False)
 
     @property
     def digest(self) -> str:

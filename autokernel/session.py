@@ -200,6 +200,9 @@ class Session:
         agent_s = time.perf_counter() - begin - (self._host.waited_s - waited_s)
         pending = Pending(number=self._done() + 1, op=history.op, proposal=proposal, agent_s=agent_s)
         self._write_kernel(history.op, pending.number, proposal.kernel_py)
+        if proposal.request is not None and proposal.reply is not None:
+            self.run_dir.request_path(history.op, pending.number).write_text(proposal.request)
+            self.run_dir.reply_path(history.op, pending.number).write_text(proposal.reply)
         self._journal.append("proposed", **proposed_json(pending))
         self._pending = pending
         return proposal

@@ -39,10 +39,12 @@ SHOWN_LIMIT = 24_000
 
 @dataclass(slots=True)
 class _Spent:
-    """Of the calls for one proposal. Totals are None when no call could be counted."""
+    """Of the calls for one proposal; totals are None when no call could be counted. The last prompt and its reply."""
 
     tokens: int | None = None
     cost_usd: float | None = None
+    request: str = ""
+    reply: str = ""
 
     def add(self, tokens: int | None, cost_usd: float | None) -> None:
         if tokens is not None:
@@ -84,6 +86,8 @@ class LlmAgent:
                     kernel_py=redact(answer.kernel_py, self.secrets),
                     tokens=spent.tokens,
                     cost_usd=spent.cost_usd,
+                    request=redact(spent.request, self.secrets),
+                    reply=redact(spent.reply, self.secrets),
                 )
         self.options.host.note(f"{history.op}: {self.name} brought no proposal ({faults[-1]})")
         return None
@@ -124,11 +128,14 @@ class LlmAgent:
         """One call, if the caps allow it. Its failures are journaled here, its replies when they have been read."""
         room = self.options.ledger.allowance(estimate_tokens(prompt.system, prompt.user), self.price)
         try:
-            return self.client.ask(prompt, room)
+            reply = self.client.ask(prompt, room)
         except Failure as failure:
             usage = failure.usage if failure.usage.total else None
             self._account(op, failure.kind.value, str(failure), usage, spent)
             raise
+        spent.request = f"{prompt.system}\n\n{prompt.user}"
+        spent.reply = "\n\n".join(part for part in (reply.text, reply.tool_input) if part)
+        return reply
 
     def _prompt(self, history: KernelHistory, rejected: Rejected | None) -> Prompt:
         try:

@@ -82,6 +82,9 @@ def test_a_scripted_model_optimizes_rmsnorm(workdir, monkeypatch):  # noqa: F811
     assert state.tokens == sum(call["tokens"] or 0 for call in calls) == 7 * 1650
     assert state.cost_usd == pytest.approx(sum(call["cost_usd"] or 0 for call in calls))
     assert state.settings == replace(asked, backend="cpp")
+    for number, row in enumerate(rows, 1):
+        assert "def rmsnorm(x: Tensor" in run.request_path("rmsnorm", number).read_text()
+        assert row.description in run.reply_path("rmsnorm", number).read_text()
 
     for path in workdir.rglob("*"):
         if path.is_file():
