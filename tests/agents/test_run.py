@@ -25,9 +25,11 @@ SLOW_STARTER, SLOWER = (SLOW.replace("i < 3000", f"i < {rounds}") for rounds in 
 
 SCRIPT = [
     Say(text="Before I change anything, let me think about the memory traffic."),
+    Say(tool='{"hypothesis": "an object that does not end'),
     Say(tool={"hypothesis": "zeros are quick", "kernel_py": ZEROS}),
     Say(status=529, error={"error": {"type": "server_error", "message": "overloaded"}}, headers={"retry-after": "0.1"}),
     Say(tool={"hypothesis": "broken", "kernel_py": "def kernel_fn(:\n"}),
+    Say(text="Hypothesis: an edit\n\n<<<<<<< SEARCH\nnot in this file\n=======\nx = 1\n>>>>>>> REPLACE\n"),
     Say(text=f"Hypothesis: wait longer\n\n```python\n{SLOWER}```"),
     Say(tool='{"hypothesis": "cut off", "kernel_py": "imp', finish="length"),
     Say(tool={"hypothesis": "the same in other words", "kernel_py": SLOW_STARTER + "# again\n"}),
@@ -76,10 +78,12 @@ def test_a_scripted_model_optimizes_rmsnorm(workdir, monkeypatch):  # noqa: F811
     events = Journal(run.journal_path).events()
     calls = [event.fields for event in events if event.kind == "called"]
     assert [call["outcome"] for call in calls] == [
-        *("prose only", "ok", "overloaded", "syntax error", "ok", "truncated", "unchanged", "ok"),
+        *("prose only", "unreadable tool call", "ok"),
+        *("overloaded", "syntax error", "edit does not apply", "ok"),
+        *("truncated", "unchanged", "ok"),
     ]
     state = load_state(run)
-    assert state.tokens == sum(call["tokens"] or 0 for call in calls) == 7 * 1650
+    assert state.tokens == sum(call["tokens"] or 0 for call in calls) == 9 * 1650
     assert state.cost_usd == pytest.approx(sum(call["cost_usd"] or 0 for call in calls))
     assert state.settings == replace(asked, backend="cpp")
     for number, row in enumerate(rows, 1):
