@@ -162,6 +162,7 @@ class Site:
         """The spelling's arguments; the op's own and then those only to be checked."""
         return arguments[: len(self._spelled)], arguments[len(self._spelled) :]
 
+    @property
     def enabled(self) -> bool:
         """Whether the kernel is to be called at all."""
         return self._replacement.enabled
