@@ -22,7 +22,7 @@ from autokernel.judge.margin import KEEP_MARGIN
 from autokernel.judge.rejected import Rejected
 from autokernel.judge.sanitizer import cases_for, sanitize
 from autokernel.judge.stages import STAGES, Stage
-from autokernel.judge.timing import CANDIDATE, CONFIRMING_PAIRS, PAIRS, SCREEN_ROUNDS, Duel, contest_of, pooled
+from autokernel.judge.timing import CANDIDATE, SCREEN_ROUNDS, Duel, Schedule, contest_of, pooled, schedule
 from autokernel.judge.trial import Trial
 from autokernel.judge.worker import Worker
 from autokernel.records import Baseline, Case, Outcome, StageReport, TimedCase, Timing, Verdict
@@ -134,16 +134,16 @@ class Judge:
         if incumbent is None:
             self._run_others(worker, kernel_py, stages, all_stages=all_stages)
             return None
-        self._screen(worker, kernel_py, incumbent)
+        plan = schedule(self._screen(worker, kernel_py, incumbent).candidate_us)
         with self._duel(kernel_py, incumbent, self._watch) as duel:
-            duel.prepare(PAIRS)  # they get ready beside the stages
+            duel.prepare(plan.pairs)  # they get ready beside the stages
             self._run_others(worker, kernel_py, stages, all_stages=all_stages)
-            measured = self._time(duel)
+            measured = self._time(duel, plan)
         if measured.speedup.low <= 1 + KEEP_MARGIN:
             return measured
         if self._server.device != "cpu":
             self._sanitize(kernel_py, worker.scratch, stages)
-        return self._confirm(kernel_py, incumbent)
+        return self._confirm(kernel_py, incumbent, plan)
 
     def _run_others(self, worker: Worker, kernel_py: str, stages: list[StageReport], *, all_stages: bool) -> None:
         """The stages after smoke, if asked for. Raises: Rejected."""
@@ -194,8 +194,10 @@ class Judge:
             spec=self.spec, worker=worker, dtypes=self._dtypes, user_cases=tuple(item.case for item in self._cases)
         )
 
-    def _screen(self, worker: Worker, kernel_py: str, incumbent: str) -> None:
+    def _screen(self, worker: Worker, kernel_py: str, incumbent: str) -> Timing:
         """End a candidate that is plainly slower, by a second and younger pair where the first does not say so loudly.
+
+        What was measured, where it goes on.
 
         Raises: _Screened.
         """
@@ -212,16 +214,17 @@ class Judge:
         timing = pooled(contests)
         if timing.speedup.high < SCREEN_BELOW:
             raise _Screened(timing)
+        return timing
 
     def _duel(self, kernel_py: str, incumbent: str, inspect: Callable[[Worker], None]) -> Duel:
         return Duel(self.spec, self.timed, (lambda: self._start(kernel_py), lambda: self._start(incumbent)), inspect)
 
-    def _time(self, duel: Duel) -> Timing:
-        duel.run()
+    def _time(self, duel: Duel, plan: Schedule) -> Timing:
+        duel.run(plan.rounds)
         measured = duel.timing()
         if measured.speedup.low <= 1 + KEEP_MARGIN < measured.speedup.estimate:  # undecided: as many again
-            duel.prepare(PAIRS)
-            duel.run()
+            duel.prepare(plan.pairs)
+            duel.run(plan.rounds)
             measured = duel.timing()
         return measured
 
@@ -246,7 +249,7 @@ class Judge:
         if faults:
             raise Rejected(verdict, reason)
 
-    def _confirm(self, kernel_py: str, incumbent: str) -> Timing:
+    def _confirm(self, kernel_py: str, incumbent: str, plan: Schedule) -> Timing:
         """Time a winner once more, in other processes on new inputs; this number is the one that counts."""
 
         def inspect(worker: Worker) -> None:
@@ -256,9 +259,9 @@ class Judge:
                     raise Rejected(Verdict.DELEGATES, f"the GPU's time goes to {work}")
 
         with self._duel(kernel_py, incumbent, inspect) as duel:
-            duel.prepare(CONFIRMING_PAIRS)
-            duel.run()
-            return duel.timing(pair_by_pair=True)
+            duel.prepare(plan.confirming)
+            duel.run(plan.rounds)
+            return duel.timing(pair_by_pair=plan.pair_by_pair)
 
     def _surviving_contest(self, workers: dict[str, Worker]) -> Contest:
         """A contest of those children that can be timed at all."""

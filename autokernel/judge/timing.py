@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from autokernel.judge.contest import Contest
 from autokernel.judge.worker import Worker
@@ -20,11 +21,10 @@ from autokernel.spec import KernelSpec
 from autokernel.stats import MIN_BLOCKS, pooled_interval
 
 CANDIDATE, INCUMBENT = "candidate", "incumbent"
-PAIRS, ROUNDS = 3, 4
-CONFIRMING_PAIRS = MIN_BLOCKS
-"""The fewest of which each may count as one sample."""
-
 SCREEN_ROUNDS = 6
+LONG_US = 20_000.0
+"""Timed calls of one forward that take this long: where memory happens to lie makes no difference to them."""
+
 AT_ONCE_BYTES = 256 << 20
 """Pairs whose calls move more than this get ready one after the other: each has copies of the inputs."""
 
@@ -34,6 +34,23 @@ FIRST_CALL_DEADLINE_S = 60.0
 def contest_of(spec: KernelSpec, timed: Sequence[TimedCase], worker: Worker, rival: Worker) -> Contest:
     """A contest of two loaded children, no round run yet. Raises: Rejected."""
     return Contest(spec, timed, {CANDIDATE: worker, INCUMBENT: rival}, first_deadline_s=FIRST_CALL_DEADLINE_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Pairs, rounds of each, pairs to confirm a winner, and whether each of those is one sample."""
+
+    pairs: int
+    rounds: int
+    confirming: int
+    pair_by_pair: bool
+
+
+def schedule(forward_us: float) -> Schedule:
+    """For timed calls that take so long in one forward, in us."""
+    if forward_us < LONG_US:
+        return Schedule(pairs=3, rounds=4, confirming=MIN_BLOCKS, pair_by_pair=True)
+    return Schedule(pairs=1, rounds=8, confirming=2, pair_by_pair=False)
 
 
 class Duel:
@@ -65,8 +82,9 @@ class Duel:
         for _ in range(pairs):
             self._waiting.append([self._stack.enter_context(begin()) for begin in self._start])
 
-    def run(self) -> None:
-        """Time the pairs that were prepared. One, and no child can know which, is held against our own clock.
+    def run(self, rounds: int) -> None:
+        """Time so many rounds of the pairs that were prepared. One pair, no child can know which, is held against our
+        own clock.
 
         Raises: Rejected when a child fails, or when its clock or its results are wrong.
         """
@@ -77,12 +95,12 @@ class Duel:
         groups = [pairs] if small else [[pair] for pair in pairs]
         checked = secrets.choice(groups)
         for group in groups:
-            self._run(group, secrets.randbelow(len(group)) if group is checked else None)
+            self._run(group, rounds, secrets.randbelow(len(group)) if group is checked else None)
 
-    def _run(self, group: Sequence[Sequence[Worker]], checked: int | None) -> None:
+    def _run(self, group: Sequence[Sequence[Worker]], rounds: int, checked: int | None) -> None:
         with ThreadPoolExecutor(len(group)) as pool:
             contests = list(pool.map(lambda pair: contest_of(self._spec, self._timed, *pair), group))
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             for contest in contests:
                 contest.run(1)
         for contest, (worker, _) in zip(contests, group, strict=True):
