@@ -134,7 +134,8 @@ class Judge:
         if incumbent is None:
             self._run_others(worker, kernel_py, stages, all_stages=all_stages)
             return None
-        plan = schedule(self._screen(worker, kernel_py, incumbent).candidate_us)
+        screened = self._screen(worker, kernel_py, incumbent)
+        plan = schedule(screened.candidate_us / sum(item.calls for item in self.timed))
         with self._duel(kernel_py, incumbent, self._watch) as duel:
             duel.prepare(plan.pairs)  # they get ready beside the stages
             self._run_others(worker, kernel_py, stages, all_stages=all_stages)

@@ -22,8 +22,8 @@ from autokernel.stats import MIN_BLOCKS, pooled_interval
 
 CANDIDATE, INCUMBENT = "candidate", "incumbent"
 SCREEN_ROUNDS = 6
-LONG_US = 20_000.0
-"""Timed calls of one forward that take this long: where memory happens to lie makes no difference to them."""
+LONG_US = 1_000.0
+"""Where calls take this long on the average, where memory happens to lie makes no difference that counts."""
 
 AT_ONCE_BYTES = 256 << 20
 """Pairs whose calls move more than this get ready one after the other: each has copies of the inputs."""
@@ -46,9 +46,9 @@ class Schedule:
     pair_by_pair: bool
 
 
-def schedule(forward_us: float) -> Schedule:
-    """For timed calls that take so long in one forward, in us."""
-    if forward_us < LONG_US:
+def schedule(call_us: float) -> Schedule:
+    """For timed calls that take so long on the average, in us."""
+    if call_us < LONG_US:
         return Schedule(pairs=3, rounds=4, confirming=MIN_BLOCKS, pair_by_pair=True)
     return Schedule(pairs=1, rounds=8, confirming=2, pair_by_pair=False)
 
