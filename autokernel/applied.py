@@ -34,7 +34,7 @@ class Applied:
     def __init__(self, model: nn.Module, replacements: Sequence[Replacement], *, compiler: str = "graph") -> None:
         self.compiler = compiler
         self._model = model
-        self._replacer = Replacer(replacements={item.op: item for item in replacements}, lower=lowering(compiler))
+        self._replacer = Replacer.of(replacements, lower=lowering(compiler))
         self._before = model._compiled_call_impl
         # Where nn.Module.compile puts its result: not part of the state_dict, and neither copied nor pickled.
         model._compiled_call_impl = compile_call(model, self._replacer.backend)
@@ -42,12 +42,12 @@ class Applied:
     @property
     def calls(self) -> Mapping[str, int]:
         """How often each op's kernel has run."""
-        return {op: item.calls for op, item in self._replacer.replacements.items()}
+        return self._replacer.calls
 
     @property
     def fallbacks(self) -> Mapping[str, int]:
         """How often an op ran as the model wrote it, because the call was not among those verified."""
-        return {op: item.fallbacks for op, item in self._replacer.replacements.items()}
+        return self._replacer.fallbacks
 
     @property
     def training_graphs(self) -> int:

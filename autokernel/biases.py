@@ -7,6 +7,7 @@ taken, while its kernel is switched off.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,15 +41,10 @@ def join_biases(gm: GraphModule) -> int:
     for total in list(gm.graph.nodes):
         if _SPLIT not in total.meta or not isinstance(total.args[0], Node):
             continue
-        product, bias = total.args
+        product = total.args[0]
         if product.target is not _aten.mm.default or len(product.users) > 1:
             continue
-        with gm.graph.inserting_before(total):
-            joined = gm.graph.call_function(_aten.addmm.default, (bias, *product.args))
-        joined.meta = {key: value for key, value in total.meta.items() if key != _SPLIT}
-        total.replace_all_uses_with(joined)
-        gm.graph.erase_node(total)
-        gm.graph.erase_node(product)
+        _put_for_both(gm, product, total, _aten.addmm.default)
         count += 1
     if count:
         gm.recompile()
@@ -80,16 +76,21 @@ def add_biases_in_sites(gm: GraphModule) -> int:
         product = total.args[0] if _SPLIT in total.meta else None
         if not isinstance(product, Node) or not hasattr(product.target, "position") or len(product.users) > 1:
             continue
-        with gm.graph.inserting_before(total):
-            call = gm.graph.call_function(_WithBias(product.target), (total.args[1], *product.args))
-        call.meta = {key: value for key, value in total.meta.items() if key != _SPLIT}
-        total.replace_all_uses_with(call)
-        gm.graph.erase_node(total)
-        gm.graph.erase_node(product)
+        _put_for_both(gm, product, total, _WithBias(product.target))
         count += 1
     if count:
         gm.recompile()
     return count
+
+
+def _put_for_both(gm: GraphModule, product: Node, total: Node, target: Callable[..., Any]) -> None:
+    """Replace the product and the sum after it by one call, of the bias and then the product's arguments."""
+    with gm.graph.inserting_before(total):
+        call = gm.graph.call_function(target, (total.args[1], *product.args))
+    call.meta = {key: value for key, value in total.meta.items() if key != _SPLIT}
+    total.replace_all_uses_with(call)
+    gm.graph.erase_node(total)
+    gm.graph.erase_node(product)
 
 
 def _plain(node: Node) -> bool:

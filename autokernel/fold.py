@@ -69,8 +69,12 @@ def share_repeated(gm: GraphModule) -> int:
 def _shareable(target: Any) -> bool:
     if isinstance(target, torch._ops.OpOverload):
         aliases = [result.alias_info for result in target._schema.returns]
-        return not target._schema.is_mutable and all(alias is not None and not alias.is_write for alias in aliases)
-    return target is operator.getitem or bool(getattr(target, "repeatable", False))
+        return (
+            bool(aliases)
+            and not target._schema.is_mutable
+            and all(alias is not None and not alias.is_write for alias in aliases)
+        )
+    return _repeatable(target)
 
 
 def _constant_nodes(gm: GraphModule) -> set[Node]:

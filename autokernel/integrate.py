@@ -117,7 +117,7 @@ class _Trial:
         self.loaded = loaded
         self.replacements = replacements
         self.device = model_device(loaded)
-        replacer = Replacer(replacements={item.op: item for item in replacements})
+        replacer = Replacer.of(replacements)
         self.compiled: Run = compile_call(loaded.model, replacer.backend)
         self.switch(())
         output_leaves(self.compiled, loaded)  # compiles

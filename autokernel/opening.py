@@ -24,7 +24,7 @@ from autokernel.judge import enforcement
 from autokernel.report import environment
 from autokernel.rundir import RunDir
 from autokernel.session import Session
-from autokernel.settings import Settings, device_of
+from autokernel.settings import LIMITS, Settings, device_of
 from autokernel.state import RunState, load_state
 from autokernel.view import View
 
@@ -82,16 +82,8 @@ def _begin(settings: Settings, view: View) -> OpenRun:
 def _reopen(asked: Settings, name: str, *, same_clock: bool) -> OpenRun:
     run_dir = rundir.find_run(asked.workdir, name)
     state = load_state(run_dir)
-    limits: dict[str, Any] = {
-        "budget_s": asked.budget_s,
-        "max_experiments": asked.max_experiments,
-        "backend": choose_backend(state.settings.backend),
-        "sandbox": asked.sandbox,
-        "base_url": asked.base_url,
-        "max_cost_usd": asked.max_cost_usd,
-        "max_tokens": asked.max_tokens,
-    }
-    settings = replace(state.settings, **limits)
+    limits: dict[str, Any] = {name: getattr(asked, name) for name in LIMITS}
+    settings = replace(state.settings, backend=choose_backend(state.settings.backend), **limits)
     goes_on = same_clock and state.ended is None and settings == state.settings
     sandbox = state.sandbox if goes_on else _enforced(settings)  # trying it takes a second; the judge does, too
     repo = RunRepository.open(settings.workdir, run_dir.path, run_dir.name)

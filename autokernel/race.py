@@ -40,7 +40,7 @@ class _Variant:
     @classmethod
     def of(cls, loaded: LoadedModel, kernels: Sequence[Replacement], compiler: str) -> _Variant:
         own = [replace(item, calls=0, fallbacks=0) for item in kernels]
-        replacer = Replacer(replacements={item.op: item for item in own}, lower=lowering(compiler))
+        replacer = Replacer.of(own, lower=lowering(compiler))
         run = compile_call(loaded.model, replacer.backend)
         return cls(compiler=compiler, kernels=own, run=run, seconds=_first_call_s(run, loaded))
 

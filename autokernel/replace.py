@@ -86,6 +86,21 @@ class Replacer:
     def __post_init__(self) -> None:
         self.matcher = Matcher(ops=tuple(self.replacements))
 
+    @classmethod
+    def of(cls, kernels: Sequence[Replacement], lower: Lower | None = None, train: Backend = as_captured) -> Replacer:
+        """One with these kernels."""
+        return cls(replacements={item.op: item for item in kernels}, lower=lower, train=train)
+
+    @property
+    def calls(self) -> dict[str, int]:
+        """How often each op's kernel has run."""
+        return {op: item.calls for op, item in self.replacements.items()}
+
+    @property
+    def fallbacks(self) -> dict[str, int]:
+        """How often an op ran as the model wrote it, because the call was not among those verified."""
+        return {op: item.fallbacks for op, item in self.replacements.items()}
+
     @property
     def backend(self) -> Backend:
         """What to give to `compile_call`."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from autokernel import __version__
 from autokernel.history import KernelHistory
 from autokernel.markup import one_line
+from autokernel.modelnumbers import standing
 from autokernel.records import Decision, Interval, Verdict
 from autokernel.settings import Settings
 from autokernel.view import RunSummary
@@ -295,8 +296,7 @@ def _headlines(integration: Mapping[str, Any]) -> list[str]:
     if integration["speedup"] is not None:
         speedup = Interval(**integration["speedup"])
         before, after = integration["eager_us"] / 1e3, integration["optimized_us"] / 1e3
-        verdict = "faster" if speedup.low > 1 else "SLOWER" if speedup.high < 1 else "no sure difference"
-        lines = [f"{speedup} against eager, {verdict}: {before:.2f} -> {after:.2f} ms per forward"]
+        lines = [f"{speedup} against eager, {standing(speedup)}: {before:.2f} -> {after:.2f} ms per forward"]
     if integration["used"] and (way := _WAYS.get(integration.get("compiler", ""))):
         lines.append(way)
     if integration.get("compile_speedup") is not None:
@@ -314,8 +314,7 @@ def _against_compile(integration: Mapping[str, Any]) -> str:
     if integration.get("speedup_over_compile") is None:
         return f"torch.compile, measured on its own: {compiled}"
     over = Interval(**integration["speedup_over_compile"])
-    verdict = "faster" if over.low > 1 else "SLOWER" if over.high < 1 else "no sure difference"
-    return f"{over} against torch.compile, {verdict}; torch.compile alone: {compiled}"
+    return f"{over} against torch.compile, {standing(over)}; torch.compile alone: {compiled}"
 
 
 def _use(op: str, integration: Mapping[str, Any]) -> str:

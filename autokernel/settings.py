@@ -15,6 +15,9 @@ SANDBOX_MODES = ("auto", "strict", "off")
 OUTSIDE = "outside"
 """The agent of a run that is driven by `next` and `submit`."""
 
+LIMITS = ("budget_s", "max_experiments", "sandbox", "base_url", "max_cost_usd", "max_tokens")
+"""What may change when a run is resumed."""
+
 BACKENDS = ("triton", "cuda", "cpp")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 DTYPES_OF_BACKEND = {"triton": ("fp32", "bf16", "fp16"), "cuda": ("fp32", "bf16", "fp16"), "cpp": ("fp32", "bf16")}

@@ -27,8 +27,8 @@ class KernelBackend:
     __name__ = NAME
 
     def __init__(self, folder: Path, ops: Sequence[str] | None, patches: Mapping[str, Any]) -> None:
-        self._replacer = Replacer(
-            replacements={item.op: item for item in load_kernels(folder, ops)},
+        self._replacer = Replacer.of(
+            load_kernels(folder, ops),
             lower=partial(lower, patches=patches),
             train=partial(inductor, patches=patches),
         )
@@ -39,12 +39,12 @@ class KernelBackend:
     @property
     def calls(self) -> Mapping[str, int]:
         """How often each op's kernel has run."""
-        return {op: item.calls for op, item in self._replacer.replacements.items()}
+        return self._replacer.calls
 
     @property
     def fallbacks(self) -> Mapping[str, int]:
         """How often an op ran as the model wrote it, because the call was not among those verified."""
-        return {op: item.fallbacks for op, item in self._replacer.replacements.items()}
+        return self._replacer.fallbacks
 
 
 def backend(run: str | Path = "latest", *, ops: Sequence[str] | None = None, **options: Any) -> KernelBackend:

@@ -32,15 +32,7 @@ def profile(settings: Settings) -> dict[str, Any]:
 
     Raises: ConfigError with the user's own exception when the model does not run.
     """
-    request = {
-        "request": "profile",
-        "model": settings.model,
-        "dtype": settings.dtype,
-        "device": device_of(settings.backend),
-        "ops": settings.ops,
-        "seed": settings.seed,
-    }
-    return call_worker(request, deadline_s=PROFILE_DEADLINE_S, workdir=settings.workdir)
+    return _ask(settings, "profile", PROFILE_DEADLINE_S, ops=settings.ops)
 
 
 def export(run_dir: RunDir, history: KernelHistory) -> None:
@@ -76,17 +68,8 @@ def measure(settings: Settings, run_dir: RunDir, histories: Iterable[KernelHisto
         }
         for history in histories
     ]
-    request = {
-        "request": "integrate",
-        "model": settings.model,
-        "dtype": settings.dtype,
-        "device": device_of(settings.backend),
-        "seed": settings.seed,
-        "kernels": kernels,
-        "budget_s": budget_s,
-        "compile_baseline": settings.compile_baseline,
-    }
-    return call_worker(request, deadline_s=budget_s + INTEGRATE_SLACK_S, workdir=settings.workdir)
+    more = {"kernels": kernels, "budget_s": budget_s, "compile_baseline": settings.compile_baseline}
+    return _ask(settings, "integrate", budget_s + INTEGRATE_SLACK_S, **more)
 
 
 def verify(settings: Settings, run_dir: RunDir) -> dict[str, Any]:
@@ -94,12 +77,17 @@ def verify(settings: Settings, run_dir: RunDir) -> dict[str, Any]:
 
     Raises: ConfigError when the model does not run or the run has no kernel in use; WorkerError when a kernel crashes.
     """
-    request = {
-        "request": "verify",
+    return _ask(settings, "verify", VERIFY_DEADLINE_S, run=str(run_dir.path))
+
+
+def _ask(settings: Settings, request: str, deadline_s: float, **more: Any) -> dict[str, Any]:
+    """The answer of the model's own process to a request about the run's model."""
+    asked = {
+        "request": request,
         "model": settings.model,
         "dtype": settings.dtype,
         "device": device_of(settings.backend),
         "seed": settings.seed,
-        "run": str(run_dir.path),
+        **more,
     }
-    return call_worker(request, deadline_s=VERIFY_DEADLINE_S, workdir=settings.workdir)
+    return call_worker(asked, deadline_s=deadline_s, workdir=settings.workdir)

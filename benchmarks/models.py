@@ -36,6 +36,7 @@ from autokernel.backends import choose_backend
 from autokernel.errors import AutokernelError
 from autokernel.loading import starter_path
 from autokernel.model_worker import call_worker
+from autokernel.modelnumbers import against_compile
 from autokernel.records import Interval
 from autokernel.settings import BACKENDS, device_of
 
@@ -164,15 +165,8 @@ def _speedup(integrated: dict[str, Any] | None) -> str:
 
 
 def _quotient(integrated: dict[str, Any] | None) -> str:
-    ours, theirs = (integrated or {}).get("speedup"), (integrated or {}).get("compile_speedup")
-    if not ours or not theirs:
-        return "-"
-    widest = {
-        "low": ours["low"] / theirs["high"],
-        "estimate": ours["estimate"] / theirs["estimate"],
-        "high": ours["high"] / theirs["low"],
-    }
-    return _interval(widest)
+    found = against_compile(integrated)
+    return str(found) if found else "-"
 
 
 def _interval(raw: dict[str, float] | None) -> str:

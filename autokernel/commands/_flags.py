@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autokernel.errors import ConfigError
+from autokernel.settings import LIMITS
 from autokernel.settings import OUTSIDE as OUTSIDE  # settings is light: no torch
 
 if TYPE_CHECKING:
     from autokernel.settings import Settings
-
-LIMITS = ("budget_s", "max_experiments", "sandbox", "base_url", "max_cost_usd", "max_tokens")
-"""What may change when a run is resumed."""
 
 Model = Annotated[
     str | None,

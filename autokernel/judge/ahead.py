@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from autokernel.judge.rejected import Rejected
-from autokernel.judge.worker import Worker
+from autokernel.judge.worker import Worker, close_all
 from autokernel.machine import usable_cores
 from autokernel.records import Case
 from autokernel.spec import KernelSpec
@@ -41,10 +41,7 @@ def compile_ahead(
         with ThreadPoolExecutor(count) as pool:
             list(pool.map(_compile, workers, [spec] * count, [cases[i::count] for i in range(count)]))
     finally:
-        for worker in workers:
-            worker.kill()  # a GPU's context takes a while to end: all at once
-        for worker in workers:
-            worker.close()
+        close_all(workers)
 
 
 def _compile(worker: Worker, spec: KernelSpec, cases: Sequence[Case]) -> None:

@@ -163,7 +163,7 @@ class Contest:
             on_cpu = self._workers[name].device == "cpu"
             excess = self._cpu_excess(name, beside, index) if on_cpu else self._gpu_excess(name, index)
             hidden += item.calls * (excess - 1) * self._median_us(name, index)
-        return max(0.0, hidden)
+        return hidden
 
     def _cpu_excess(self, name: str, beside: str, index: int) -> float:
         """How many times longer than claimed a call takes by our clock; 1 when that is as it should be.

@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 
 from autokernel.judge.contest import Contest
-from autokernel.judge.worker import Worker
+from autokernel.judge.worker import Worker, close_all
 from autokernel.records import Clocks, TimedCase, Timing
 from autokernel.spec import KernelSpec
 from autokernel.stats import MIN_BLOCKS, pooled_interval
@@ -89,7 +90,7 @@ class Duel:
         Raises: Rejected when a child fails, or when its clock or its results are wrong.
         """
         pairs, self._waiting = self._waiting, []
-        for child in (child for pair in pairs for child in pair):
+        for child in chain.from_iterable(pairs):
             child.load()
         small = sum(self._spec.bytes_moved(item.case) for item in self._timed) <= AT_ONCE_BYTES
         groups = [pairs] if small else [[pair] for pair in pairs]
@@ -109,12 +110,7 @@ class Duel:
         if checked is not None:
             self._hidden_us = max(self._hidden_us, contests[checked].hidden_us(CANDIDATE, INCUMBENT))
         self._contests += contests
-        for pair in group:
-            for child in pair:
-                child.kill()
-        for pair in group:
-            for child in pair:
-                child.close()
+        close_all(chain.from_iterable(group))
 
     def timing(self, *, pair_by_pair: bool = False) -> Timing:
         """What all rounds say so far; with `pair_by_pair`, the interval is that of the pairs' medians."""

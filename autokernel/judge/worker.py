@@ -10,7 +10,7 @@ import signal
 import socket
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -301,3 +301,12 @@ class Worker:
         if -status == signal.SIGKILL:
             return Rejected(Verdict.OOM, "the system killed the process (SIGKILL), usually for memory")
         return Rejected(Verdict.CRASH, f"the process died by {name}")
+
+
+def close_all(workers: Iterable[Worker]) -> None:
+    """Close them, all killed before the first is reaped: a GPU's context takes a while to end."""
+    workers = list(workers)
+    for worker in workers:
+        worker.kill()
+    for worker in workers:
+        worker.close()

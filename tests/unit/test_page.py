@@ -180,6 +180,12 @@ def test_the_headline_tells_both_ways_of_pytorch_and_losses(tmp_path):
     assert [each["class"] for each in page.of("b")] == ["good", "bad"]
 
 
+def test_the_headline_takes_the_measurement_against_torch_compile_where_there_is_one(tmp_path):
+    compiled, over = {"low": 1.4, "estimate": 1.5, "high": 1.6}, {"low": 1.01, "estimate": 1.02, "high": 1.03}
+    page = Page(page_of(tmp_path, integration=measured(compile_speedup=compiled, speedup_over_compile=over)))
+    assert "1.020xagainst torch.compile: faster95 % interval 1.010 to 1.030; measured alternately" in page.text
+
+
 def test_tokens_and_cost_are_told_for_each_kept_experiment(tmp_path):
     asked = experiment(1, decision=Decision.KEEP, us=800.0)
     asked = replace(asked, proposal=replace(asked.proposal, tokens=3000, cost_usd=0.02, agent="anthropic"))
