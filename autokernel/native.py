@@ -13,7 +13,9 @@ judge gives each candidate its own).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import os
@@ -21,7 +23,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,30 @@ class Library:
 
         setattr(self, name, call)  # later calls skip this lookup
         return call
+
+
+class _Unloaded(Library):
+    """A library that was built and not loaded: its functions do nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_args: None
+
+
+_loading = True
+
+
+@contextlib.contextmanager
+def built_only() -> Iterator[None]:
+    """Let `build` compile libraries without loading them, for a process that only fills the cache."""
+    global _loading
+    _loading = False
+    try:
+        yield
+    finally:
+        _loading = True
 
 
 def _invoke(function: Any, args: tuple[Any, ...]) -> int:
@@ -116,7 +142,8 @@ def build(source: str, *, backend: str = "cpp", flags: Sequence[str] = ()) -> Li
 
     Raises: BuildError with the compiler's message, or when no compiler or no CUDA target is found.
     """
-    return Library(compile_library(source, backend=backend, flags=flags), backend)
+    path = compile_library(source, backend=backend, flags=flags)
+    return Library(path, backend) if _loading else _Unloaded(path)
 
 
 def compile_library(source: str, *, backend: str = "cpp", flags: Sequence[str] = (), arch: str | None = None) -> Path:
@@ -129,8 +156,18 @@ def compile_library(source: str, *, backend: str = "cpp", flags: Sequence[str] =
     folder = build_dir()
     target = folder / f"{_key(command, source)}.so"
     if not target.exists():
-        _compile(command, source, suffix, folder, target)
+        with _only_builder_of(target):
+            if not target.exists():
+                _compile(command, source, suffix, folder, target)
     return target
+
+
+@contextlib.contextmanager
+def _only_builder_of(target: Path) -> Iterator[None]:
+    """Wait while another process builds `target`. The system takes the lock from a process that dies."""
+    with target.with_suffix(".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _command(backend: str, arch: str | None) -> tuple[list[str], str]:

@@ -46,15 +46,15 @@ def compile_launches(kernel_fn: Callable[..., Any], inputs: dict[str, Any], targ
     Raises: KeyError for an unknown target; whatever Triton's compiler raises.
     """
     known = KNOWN_TARGETS[target]
-    compiled: dict[int, Any] = {}
-    with assume(known), _compiling_for(known, compiled):
+    with compiling_for(known) as compiled:
         kernel_fn(**inputs)
     return [_describe(kernel) for kernel in compiled.values()]
 
 
 @contextlib.contextmanager
-def _compiling_for(target: Target, compiled: dict[int, Any]) -> Iterator[None]:
-    """Make every launch a compilation for `target`, collected in `compiled`."""
+def compiling_for(target: Target) -> Iterator[dict[int, Any]]:
+    """Make every launch a compilation for `target`, which `target_of` answers; Triton's kernels, by their identity."""
+    compiled: dict[int, Any] = {}
     arch: int | str = target.arch if target.vendor == "cuda" else f"gfx{target.arch:x}"
     described = GPUTarget("cuda" if target.vendor == "cuda" else "hip", arch, target.warp_size)
     run = JITFunction.run
@@ -68,7 +68,8 @@ def _compiling_for(target: Target, compiled: dict[int, Any]) -> Iterator[None]:
     driver.set_active(_NoDriver(described))
     JITFunction.run = compile_only
     try:
-        yield
+        with assume(target):
+            yield compiled
     finally:
         JITFunction.run = run
         driver.set_active(None)  # the real one is found again when it is needed

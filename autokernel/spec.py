@@ -114,20 +114,20 @@ class KernelSpec:
         """The signature that the oracle, the starters and every candidate share."""
         return inspect.signature(self.oracle)
 
+    def arguments(self, case: Case) -> dict[str, TensorMeta | Scalar]:
+        """What `case` passes, in signature order."""
+        given = {**case.scalars, **case.tensors}
+        return {name: given.get(name, each.default) for name, each in self.signature.parameters.items()}
+
     def make_inputs(self, case: Case, seed: int, device: str = "cpu") -> Inputs:
         """Arguments for `case`, from `seed`, in signature order, with the case's shapes, dtypes and strides."""
         generator = torch.Generator(device).manual_seed(seed)
-        inputs: Inputs = {}
-        for name, parameter in self.signature.parameters.items():
-            if name in case.tensors:
-                meta = case.tensors[name]
-                values = self.fills[name](meta, generator, case)
-                inputs[name] = place(values, meta, device)
-            elif name in case.scalars:
-                inputs[name] = case.scalars[name]
-            else:
-                inputs[name] = parameter.default
-        return inputs
+        return {
+            name: place(self.fills[name](value, generator, case), value, device)
+            if isinstance(value, TensorMeta)
+            else value
+            for name, value in self.arguments(case).items()
+        }
 
 
 def place(values: Tensor, meta: TensorMeta, device: str) -> Tensor:

@@ -38,6 +38,11 @@ class Target:
         return self.vendor == "cuda" and self.arch >= 90
 
     @property
+    def cuda_arch(self) -> str:
+        """The architecture for nvcc, with its own instructions from 9.0 on: "89", "90a"."""
+        return f"{self.arch}a" if self.arch >= 90 else str(self.arch)
+
+    @property
     def has_wgmma(self) -> bool:
         """Whether warpgroup matrix instructions exist: on 9.0 alone."""
         return self.vendor == "cuda" and self.arch == 90
@@ -57,7 +62,7 @@ _assumed: list[Target] = [Target()]
 
 def target_of(x: Tensor) -> Target:
     """The target that holds `x`, or the assumed one when that is no GPU."""
-    return _of_index(x.device.index) if x.is_cuda else _assumed[-1]
+    return of_index(x.device.index) if x.is_cuda else _assumed[-1]
 
 
 @contextlib.contextmanager
@@ -78,7 +83,8 @@ def on_device(x: Tensor) -> AbstractContextManager[Any]:
 
 
 @functools.cache
-def _of_index(index: int) -> Target:
+def of_index(index: int) -> Target:
+    """The GPU with that number."""
     properties: Any = torch.cuda.get_device_properties(index)
     if torch.version.hip:
         name = properties.gcnArchName.split(":")[0].removeprefix("gfx")

@@ -13,7 +13,7 @@ import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from autokernel.judge.recorder import OpRecorder
 from autokernel.judge.refresh import private_copy
 from autokernel.judge.sandbox import Policy
 from autokernel.judge.stopwatch import DeviceStopwatch, HostStopwatch, Kernel
-from autokernel.spec import DTYPE_NAMES
+from autokernel.spec import DTYPE_NAMES, DTYPES, contiguous_stride
 
 MAX_REASON_CHARS = 4000
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _NEVER = -1, -3, 1 << 30
@@ -36,13 +36,34 @@ _M_PERTURB = -6  # glibc's mallopt parameter: fill fresh memory with ~byte and f
 
 def main(sock: socket.socket, setup: dict[str, Any]) -> None:
     """Enter the sandbox, get the device ready, load what the judge names, then serve it until it hangs up."""
-    policy, device = Policy.from_json(setup["sandbox"]), setup["device"]
+    with _compile_only(setup["compiling_for"]) if "compiling_for" in setup else contextlib.nullcontext():
+        _serve(sock, Policy.from_json(setup["sandbox"]), setup["device"], setup["memory_bytes"])
+
+
+@contextlib.contextmanager
+def _compile_only(target: dict[str, Any]) -> Iterator[None]:
+    """Whatever is launched is compiled for `target`, the fields of a `Target`, and not run."""
+    from autokernel.native import ARCH_VARIABLE, built_only
+    from autokernel.target import Target
+
+    gpu = Target(**target)
+    os.environ[ARCH_VARIABLE] = gpu.cuda_arch
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(built_only())
+        with contextlib.suppress(ImportError):  # CUDA C++ needs no Triton
+            from autokernel.offgpu import compiling_for
+
+            stack.enter_context(compiling_for(gpu))
+        yield
+
+
+def _serve(sock: socket.socket, policy: Policy, device: str, memory_bytes: int) -> None:
     session = _Session(device)
     try:
         if device != "cpu" and policy.builds:
             # Triton compiles a part of its driver before `scratch` is known.
             keep_files_in(Path(policy.builds) / "warm")
-        sandbox.begin(policy, device, setup["memory_bytes"])
+        sandbox.begin(policy, device, memory_bytes)
         torch.manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
         session.warm_up()
         first, _ = wire.receive(sock)
@@ -147,8 +168,15 @@ class _Session:
         return values
 
     def _compile(self, message: dict[str, Any]) -> None:
-        for call in message["calls"]:
-            self.kernel(*self._arguments(call))
+        self.kernel(*[self._blank(value) for value in message["arguments"]])
+
+    def _blank(self, value: Any) -> Any:
+        """An argument that is no tensor, or a tensor as described, of zeros on a GPU and of anything elsewhere."""
+        if not isinstance(value, dict):
+            return tuple(value) if isinstance(value, list) else value
+        stride = value["stride"] or contiguous_stride(value["shape"])
+        blank = torch.empty_strided(value["shape"], stride, dtype=DTYPES[value["dtype"]], device=self._device)
+        return blank if self._device == "cpu" else blank.zero_()
 
     def _prepare(self, message: dict[str, Any]) -> None:
         """Copies of the judge's inputs in memory of our own, for timing."""

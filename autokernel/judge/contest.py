@@ -37,7 +37,7 @@ INPUT_SETS = 2
 SETTLE_S = 0.0015
 """Pause before a block: the thread pool of the child that ran before spins about this long before it sleeps."""
 
-WARM_UP_S = 0.15
+WARM_UP_S, KNOWN_WARM_UP_S = 0.15, 0.04
 WALL_FACTOR, WALL_SLACK_US = 1.5, 4_000.0
 """The judge's clock may read this much more than a CPU child's (per block) before the child counts as lying."""
 
@@ -56,10 +56,17 @@ class Contest:
     """Children by name, timed against each other on fresh secret inputs."""
 
     def __init__(
-        self, spec: KernelSpec, timed: Sequence[TimedCase], workers: Mapping[str, Worker], *, first_deadline_s: float
+        self,
+        spec: KernelSpec,
+        timed: Sequence[TimedCase],
+        workers: Mapping[str, Worker],
+        *,
+        first_deadline_s: float,
+        known: Mapping[str, list[int]] | None = None,
     ) -> None:
         """Prepare inputs in every child and call it once. `first_deadline_s` bounds each child's first call.
 
+        `known` are the `calls` of an earlier contest of the same kernels, which spares most of the warming up.
         Raises: Rejected when a child fails; `Rejected.reason` then starts with its name.
         """
         self._spec, self._timed, self._workers = spec, timed, workers
@@ -87,7 +94,9 @@ class Contest:
         self.clocks = ClockLog()
         self._kept: dict[str, tuple[int, int, int]] = {}  # case, set, changes that the set had seen
         self._latency_us: dict[tuple[str, int], list[float]] = defaultdict(list)
-        self._calls: dict[str, list[int]] = {}
+        self.calls: dict[str, list[int]] = {}
+        """Of each child, how many calls a block of each case has."""
+        self._known = known or {}
         with ThreadPoolExecutor(len(workers)) as pool:  # what a first call costs is no work of the device
             list(pool.map(lambda name: self._prepare(name, first_deadline_s), workers))
 
@@ -95,8 +104,8 @@ class Contest:
         """Add `rounds` rounds."""
         names = list(self._workers)
         for name in names:
-            if name not in self._calls:
-                self._calls[name] = self._calibrate(name)
+            if name not in self.calls:
+                self.calls[name] = self._warmed_up(name) if name in self._known else self._calibrate(name)
         for _ in range(rounds):
             totals = dict.fromkeys(names, 0.0)
             for index, item in enumerate(self._timed):
@@ -197,7 +206,7 @@ class Contest:
 
     def _wall_and_claims(self, name: str, index: int) -> tuple[float, float, float]:
         """Us of a call by our clock, the shortest of several goes; mean and median of those claimed just before."""
-        block = self._timed_calls(name, index, self._calls[name][index], warm=1)
+        block = self._timed_calls(name, index, self.calls[name][index], warm=1)
         return self._bulk_us(name, index), statistics.fmean(block.calls_us), statistics.median(block.calls_us)
 
     def _gpu_excess(self, name: str, index: int) -> float:
@@ -237,7 +246,7 @@ class Contest:
 
     def _block(self, name: str, index: int) -> float:
         """One timed block of case `index`; us per call."""
-        calls = self._calls[name][index]
+        calls = self.calls[name][index]
         time.sleep(SETTLE_S)
         block = self._timed_calls(name, index, calls, warm=min(WARM_CALLS, calls))
         if self._workers[name].device != "cpu":
@@ -267,6 +276,16 @@ class Contest:
         for index, sets in enumerate(self._sets):
             self._workers[name].prepare(str(index), sets)
             self._timed_calls(name, index, 1, warm=1, deadline_s=first_deadline_s)
+
+    def _warmed_up(self, name: str) -> list[int]:
+        """Calls per block as they are known, once blocks of them have settled a new process."""
+        for index, calls in enumerate(self._known[name]):
+            end = time.perf_counter() + KNOWN_WARM_UP_S / len(self._timed)
+            while True:
+                self._timed_calls(name, index, calls, warm=0)
+                if time.perf_counter() > end:
+                    break
+        return self._known[name]
 
     def _calibrate(self, name: str) -> list[int]:
         """Calls per block for each case, after warming up until allocations and clocks have settled."""

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 SLACK_BYTES = 2 << 30
 """What other programs may take meanwhile."""
 
-CONTEXT_BYTES, CONTEXTS_SHARE, MOST_CONTEXTS = 600 << 20, 0.05, 4
+CONTEXT_BYTES, CONTEXTS_SHARE, MOST_CONTEXTS = 600 << 20, 0.05, 8
 """What an idle child with a context takes, and which part of the GPU's memory, and how many, they may take together."""
 
 COMES_BACK_WITHIN_S, ANSWERS_WITHIN_S = 10.0, 90.0

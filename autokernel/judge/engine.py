@@ -7,13 +7,16 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from autokernel.errors import MeasurementError
 from autokernel.judge import devicehealth, places
-from autokernel.judge.ahead import compile_ahead
+from autokernel.judge.ahead import MOST_CONTEXTS, CompileAhead
 from autokernel.judge.contest import Contest
 from autokernel.judge.forkserver import ForkServer
 from autokernel.judge.imports import borrowed
@@ -24,9 +27,10 @@ from autokernel.judge.sanitizer import cases_for, sanitize
 from autokernel.judge.stages import STAGES, Stage
 from autokernel.judge.timing import CANDIDATE, SCREEN_ROUNDS, Duel, Schedule, contest_of, pooled, schedule
 from autokernel.judge.trial import Trial
-from autokernel.judge.worker import Worker
+from autokernel.judge.worker import EarlyChild, Worker
 from autokernel.records import Baseline, Case, Outcome, StageReport, TimedCase, Timing, Verdict
 from autokernel.spec import KernelSpec
+from autokernel.target import Target, of_index
 from autokernel.timed import by_weight, timed_calls
 
 log = logging.getLogger(__name__)
@@ -129,36 +133,68 @@ class Judge:
         self, worker: Worker, kernel_py: str, incumbent: str | None, stages: list[StageReport], *, all_stages: bool
     ) -> Timing | None:
         """Every stage, with screening after the first, then timing and confirmation. Raises: Rejected, _Screened."""
-        name, run = STAGES[0]
-        self._run_stage(name, run, worker, kernel_py, stages)
-        if incumbent is None:
-            self._run_others(worker, kernel_py, stages, all_stages=all_stages)
-            return None
-        screened = self._screen(worker, kernel_py, incumbent)
-        plan = schedule(screened.candidate_us / sum(item.calls for item in self.timed))
-        with self._duel(kernel_py, incumbent, self._watch) as duel:
+        with ExitStack() as stack:
+            rival = None if incumbent is None else stack.enter_context(EarlyChild(self._start(incumbent), self._first))
+            ahead = stack.enter_context(self._compile_ahead(kernel_py)) if all_stages and self._on_gpu else None
+            self._run_stage(*STAGES[0], worker, kernel_py, stages)
+            if incumbent is None or rival is None:
+                self._run_others(worker, kernel_py, stages, ahead, all_stages=all_stages)
+                return None
+            screening = self._screen(worker, rival, kernel_py, incumbent)
+            plan = schedule(pooled([screening]).candidate_us / sum(item.calls for item in self.timed))
+            known = screening.calls if self._on_gpu else None
+            duel = stack.enter_context(self._duel(kernel_py, incumbent, self._watch, known))
             duel.prepare(plan.pairs)  # they get ready beside the stages
-            self._run_others(worker, kernel_py, stages, all_stages=all_stages)
+            self._run_others(worker, kernel_py, stages, ahead, all_stages=all_stages)
             measured = self._time(duel, plan)
         if measured.speedup.low <= 1 + KEEP_MARGIN:
             return measured
-        if self._server.device != "cpu":
+        if self._on_gpu:
             self._sanitize(kernel_py, worker.scratch, stages)
-        return self._confirm(kernel_py, incumbent, plan)
+        return self._confirm(kernel_py, incumbent, plan, known)
 
-    def _run_others(self, worker: Worker, kernel_py: str, stages: list[StageReport], *, all_stages: bool) -> None:
+    @property
+    def _on_gpu(self) -> bool:
+        return self._server.device != "cpu"
+
+    def _first(self, child: Worker) -> None:
+        """Have a child load its kernel and, on a GPU, make its first calls: compiled before, it loads what that left.
+
+        Raises: Rejected.
+        """
+        child.load()
+        if self._on_gpu:
+            for item in self.timed:
+                child.compile(list(self.spec.arguments(item.case).values()))
+
+    def _compile_ahead(self, kernel_py: str) -> CompileAhead:
+        gpu = of_index(torch.cuda.current_device())
+        return CompileAhead(self.spec, self._all_cases(), lambda: self._start(kernel_py, compiling_for=gpu))
+
+    def _run_others(
+        self,
+        worker: Worker,
+        kernel_py: str,
+        stages: list[StageReport],
+        ahead: CompileAhead | None,
+        *,
+        all_stages: bool,
+    ) -> None:
         """The stages after smoke, if asked for. Raises: Rejected."""
         if not all_stages:
             return
-        if self._server.device != "cpu":
-            compile_ahead(self.spec, self._all_cases(), lambda: self._start(kernel_py), first_s=stages[0].seconds)
+        if ahead is not None and not ahead.wait():
+            with CompileAhead(
+                self.spec, self._all_cases(), lambda: self._start(kernel_py), most=MOST_CONTEXTS
+            ) as on_gpu:
+                on_gpu.wait()
         for name, run in STAGES[1:]:
             self._run_stage(name, run, worker, kernel_py, stages)
 
     def _usable_bytes(self) -> int | None:
-        return None if self._server.device == "cpu" else devicehealth.usable_bytes()
+        return devicehealth.usable_bytes() if self._on_gpu else None
 
-    def _start(self, kernel_py: str) -> Worker:
+    def _start(self, kernel_py: str, *, compiling_for: Target | None = None) -> Worker:
         folder = places.of_text(self._builds, kernel_py)
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -166,7 +202,7 @@ class Judge:
         except OSError:  # an earlier child has made something else of its folder
             folder = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=self._builds))
             path = _place(kernel_py, folder)
-        return Worker(self._server, {"kernel": str(path)}, folder)
+        return Worker(self._server, {"kernel": str(path)}, folder, compiling_for=compiling_for)
 
     def _all_cases(self) -> list[Case]:
         """Every case that a stage will call the kernel on."""
@@ -195,30 +231,32 @@ class Judge:
             spec=self.spec, worker=worker, dtypes=self._dtypes, user_cases=tuple(item.case for item in self._cases)
         )
 
-    def _screen(self, worker: Worker, kernel_py: str, incumbent: str) -> Timing:
+    def _screen(self, worker: Worker, rival: EarlyChild, kernel_py: str, incumbent: str) -> Contest:
         """End a candidate that is plainly slower, by a second and younger pair where the first does not say so loudly.
 
-        What was measured, where it goes on.
+        The last contest, where it goes on.
 
-        Raises: _Screened.
+        Raises: Rejected, _Screened.
         """
-        with self._start(incumbent) as rival:
-            rival.load()
-            contests = [contest_of(self.spec, self.timed, worker, rival)]
+        with rival:
+            contests = [contest_of(self.spec, self.timed, worker, rival.ready())]
             contests[0].run(SCREEN_ROUNDS)
         if SURELY_BELOW <= pooled(contests).speedup.high < SCREEN_BELOW:
-            with self._start(kernel_py) as young, self._start(incumbent) as rival:
-                young.load()
-                rival.load()
-                contests.append(contest_of(self.spec, self.timed, young, rival))
+            with self._start(kernel_py) as ours, self._start(incumbent) as theirs:
+                ours.load()
+                theirs.load()
+                contests.append(contest_of(self.spec, self.timed, ours, theirs))
                 contests[1].run(SCREEN_ROUNDS)
         timing = pooled(contests)
         if timing.speedup.high < SCREEN_BELOW:
             raise _Screened(timing)
-        return timing
+        return contests[-1]
 
-    def _duel(self, kernel_py: str, incumbent: str, inspect: Callable[[Worker], None]) -> Duel:
-        return Duel(self.spec, self.timed, (lambda: self._start(kernel_py), lambda: self._start(incumbent)), inspect)
+    def _duel(
+        self, kernel_py: str, incumbent: str, inspect: Callable[[Worker], None], known: Mapping[str, list[int]] | None
+    ) -> Duel:
+        start = (lambda: self._start(kernel_py), lambda: self._start(incumbent))
+        return Duel(self.spec, self.timed, start, inspect, known)
 
     def _time(self, duel: Duel, plan: Schedule) -> Timing:
         duel.run(plan.rounds)
@@ -250,7 +288,7 @@ class Judge:
         if faults:
             raise Rejected(verdict, reason)
 
-    def _confirm(self, kernel_py: str, incumbent: str, plan: Schedule) -> Timing:
+    def _confirm(self, kernel_py: str, incumbent: str, plan: Schedule, known: Mapping[str, list[int]] | None) -> Timing:
         """Time a winner once more, in other processes on new inputs; this number is the one that counts."""
 
         def inspect(worker: Worker) -> None:
@@ -259,7 +297,7 @@ class Judge:
                 if work := others_work(worker.kernel_names(str(index)), kernel_py):
                     raise Rejected(Verdict.DELEGATES, f"the GPU's time goes to {work}")
 
-        with self._duel(kernel_py, incumbent, inspect) as duel:
+        with self._duel(kernel_py, incumbent, inspect, known) as duel:
             duel.prepare(plan.confirming)
             duel.run(plan.rounds)
             return duel.timing(pair_by_pair=plan.pair_by_pair)

@@ -14,14 +14,19 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autokernel.errors import WorkerError
 from autokernel.judge import enforcement, orphans, wire
 from autokernel.judge.nursery import Nursery
 from autokernel.loading import PACKAGE_ROOT
+
+if TYPE_CHECKING:
+    from autokernel.target import Target
 
 START_TIMEOUT_S = 120.0
 REPLY_TIMEOUT_S = 30.0
@@ -54,6 +59,7 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         self._sock, self.device = ours, device
         self._spares: list[tuple[int, socket.socket]] = []
+        self._lock = threading.Lock()  # a question and its answer belong together
         code = (
             f"import sys; sys.path.append({str(PACKAGE_ROOT.parent)!r}); "
             f"from autokernel.judge.forkserver import serve; serve({theirs.fileno()}, {device!r})"
@@ -72,25 +78,31 @@ class ForkServer:
             theirs.close()
         self._ready = False
 
-    def spawn(self, scratch: Path) -> tuple[int, socket.socket]:
+    def spawn(self, scratch: Path, *, compiling_for: Target | None = None) -> tuple[int, socket.socket]:
         """A child that waits to be told its target: its process id and our end of its socket.
 
+        One that is `compiling_for` a GPU has none itself: whatever it is told to call is compiled and not run.
         The server ends it when it fills `scratch` or starts too many processes.
         Raises: WorkerError when the server cannot fork.
         """
-        child = self._spares.pop(0) if self._spares else self._fork()
-        self._send({"command": "watch", "pid": child[0], "scratch": str(scratch)})
+        with self._lock:
+            spare = self._spares and compiling_for is None
+            child = self._spares.pop(0) if spare else self._fork(compiling_for)
+            self._send({"command": "watch", "pid": child[0], "scratch": str(scratch)})
         return child
 
     def keep_ready(self, count: int) -> None:
         """Have `count` idle children on a GPU, whose contexts are made while nothing is timed. Raises: WorkerError."""
-        while self.device != "cpu" and len(self._spares) < count:
-            self._spares.append(self._fork())
+        with self._lock:
+            while self.device != "cpu" and len(self._spares) < count:
+                self._spares.append(self._fork(None))
 
-    def _fork(self) -> tuple[int, socket.socket]:
+    def _fork(self, compiling_for: Target | None) -> tuple[int, socket.socket]:
         self._wait_ready()
         ours, theirs = socket.socketpair()
         setup = {"device": self.device, "memory_bytes": default_memory_bytes(), "sandbox": self.policy}
+        if compiling_for is not None:
+            setup |= {"device": "cpu", "compiling_for": asdict(compiling_for)}
         try:
             self._send({"command": "spawn", "setup": setup}, [theirs.fileno()])
             answer = self._receive()
@@ -104,8 +116,9 @@ class ForkServer:
     def reap(self, pid: int) -> tuple[int | None, str]:
         """Wait status of a child that has ended (negative: killed by that signal; None if it will not end), and what
         the server ended it for, if it did. Whatever the child has started is gone, too."""
-        self._send({"command": "reap", "pid": pid})
-        answer = self._receive()
+        with self._lock:
+            self._send({"command": "reap", "pid": pid})
+            answer = self._receive()
         return answer["status"], answer["excess"]
 
     def close(self) -> None:
@@ -154,7 +167,7 @@ def serve(fd: int, device: str) -> None:
 
     if device != "cpu":
         with contextlib.suppress(ImportError):  # CUDA C++ needs no Triton
-            import triton  # noqa: F401
+            import autokernel.offgpu
 
         import autokernel.target  # noqa: F401
 

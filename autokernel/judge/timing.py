@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -32,9 +32,16 @@ AT_ONCE_BYTES = 256 << 20
 FIRST_CALL_DEADLINE_S = 60.0
 
 
-def contest_of(spec: KernelSpec, timed: Sequence[TimedCase], worker: Worker, rival: Worker) -> Contest:
-    """A contest of two loaded children, no round run yet. Raises: Rejected."""
-    return Contest(spec, timed, {CANDIDATE: worker, INCUMBENT: rival}, first_deadline_s=FIRST_CALL_DEADLINE_S)
+def contest_of(
+    spec: KernelSpec,
+    timed: Sequence[TimedCase],
+    worker: Worker,
+    rival: Worker,
+    known: Mapping[str, list[int]] | None = None,
+) -> Contest:
+    """A contest of two loaded children, no round run yet; `known` are the calls of another one. Raises: Rejected."""
+    workers = {CANDIDATE: worker, INCUMBENT: rival}
+    return Contest(spec, timed, workers, first_deadline_s=FIRST_CALL_DEADLINE_S, known=known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +70,11 @@ class Duel:
         timed: Sequence[TimedCase],
         start: tuple[Callable[[], Worker], Callable[[], Worker]],
         inspect: Callable[[Worker], None],
+        known: Mapping[str, list[int]] | None,
     ) -> None:
         """`start` starts a child of the candidate and one of the incumbent; `inspect` is called with each of the
-        former after its rounds."""
-        self._spec, self._timed, self._start, self._inspect = spec, timed, start, inspect
+        former after its rounds. `known` are the calls of a contest of the same two texts."""
+        self._spec, self._timed, self._start, self._inspect, self._known = spec, timed, start, inspect, known
         self._stack = ExitStack()
         self._waiting = list[list[Worker]]()
         self._contests = list[Contest]()
@@ -100,7 +108,9 @@ class Duel:
 
     def _run(self, group: Sequence[Sequence[Worker]], rounds: int, checked: int | None) -> None:
         with ThreadPoolExecutor(len(group)) as pool:
-            contests = list(pool.map(lambda pair: contest_of(self._spec, self._timed, *pair), group))
+            contests = list(
+                pool.map(lambda pair: contest_of(self._spec, self._timed, pair[0], pair[1], self._known), group)
+            )
         for _ in range(rounds):
             for contest in contests:
                 contest.run(1)

@@ -11,9 +11,10 @@ import socket
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
@@ -23,8 +24,11 @@ from autokernel.judge.exchange import Exchange, encode
 from autokernel.judge.forkserver import ForkServer
 from autokernel.judge.refresh import Change
 from autokernel.judge.rejected import Rejected
-from autokernel.records import TensorMeta, Verdict
+from autokernel.records import Scalar, TensorMeta, Verdict
 from autokernel.spec import Inputs
+
+if TYPE_CHECKING:
+    from autokernel.target import Target
 
 T = TypeVar("T")
 
@@ -61,10 +65,13 @@ class Worker:
     so that a library is compiled once.
     """
 
-    def __init__(self, server: ForkServer, target: dict[str, Any], scratch: Path) -> None:
+    def __init__(
+        self, server: ForkServer, target: dict[str, Any], scratch: Path, *, compiling_for: Target | None = None
+    ) -> None:
+        """One that is `compiling_for` a GPU has none itself, and is only there to `compile`."""
         scratch.mkdir(parents=True, exist_ok=True)
         self._server, self.scratch, self.device = server, scratch, server.device
-        self.pid, self._sock = server.spawn(scratch)
+        self.pid, self._sock = server.spawn(scratch, compiling_for=compiling_for)
         self._exchange = Exchange(server.device)
         self._peak_bytes: int | None = None
         self._closed = False
@@ -113,11 +120,13 @@ class Worker:
         outputs = [self._exchange.collect(*each) for each in zip(described, out_offsets, output, strict=True)]
         return outputs, self._parsed(lambda: answers.names(answer, "aten"))
 
-    def compile(self, calls: Sequence[Inputs]) -> None:
-        """Have the kernel called on each of `calls` for what that compiles; nothing is checked. Raises: Rejected."""
-        slots, offsets, _ = self._exchange.lay_out(calls, [])
-        _, offer, fds = self._exchange.write(calls, slots, offsets[0])
-        self._ask({"command": "compile", "calls": encode(calls, slots), **offer}, LOAD_DEADLINE_S, fds)
+    def compile(self, arguments: Sequence[TensorMeta | Scalar]) -> None:
+        """Have the kernel called for what that compiles, on tensors that hold nothing; no result is looked at.
+
+        Raises: Rejected.
+        """
+        described = [asdict(value) if isinstance(value, TensorMeta) else value for value in arguments]
+        self._ask({"command": "compile", "arguments": described}, LOAD_DEADLINE_S)
 
     def prepare(self, key: str, sets: Sequence[Inputs]) -> None:
         """Give the child its own copies of `sets`, to be timed under `key`. Raises: Rejected."""
@@ -206,14 +215,16 @@ class Worker:
         """Kill the child's whole process group and reap it."""
         if self._closed:
             return
-        self._closed = True
         self.kill()
+        self._closed = True
         self._sock.close()
         self._server.reap(self.pid)
         self._exchange.close()
 
     def kill(self) -> None:
-        """Kill the child's whole process group; `close` reaps it."""
+        """Kill the child's whole process group; `close` reaps it, and its number may be another's after that."""
+        if self._closed:
+            return
         for kill in (os.killpg, os.kill):  # the group may not exist yet
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 kill(self.pid, signal.SIGKILL)
@@ -301,6 +312,28 @@ class Worker:
         if -status == signal.SIGKILL:
             return Rejected(Verdict.OOM, "the system killed the process (SIGKILL), usually for memory")
         return Rejected(Verdict.CRASH, f"the process died by {name}")
+
+
+class EarlyChild:
+    """A child that gets ready on a thread while something else is done; use as a context manager, which ends it."""
+
+    def __init__(self, child: Worker, get_ready: Callable[[Worker], None]) -> None:
+        self._child = child
+        self._pool = ThreadPoolExecutor(1)
+        self._done = self._pool.submit(get_ready, child)
+
+    def ready(self) -> Worker:
+        """The child, once it is ready. Raises: whatever kept it from that."""
+        self._done.result()
+        return self._child
+
+    def __enter__(self) -> EarlyChild:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._child.kill()
+        self._pool.shutdown()
+        self._child.close()
 
 
 def close_all(workers: Iterable[Worker]) -> None:
