@@ -11,7 +11,8 @@ A text is the starter with another number in a comment, so that nothing is compi
 - screened: a candidate that runs the right kernel four times, which is plainly slower.
 - original: what the original autokernel's harness took per candidate on an H200, for comparison.
 
-The start of the judge's server, once per run, is not counted. A verdict other than expected is shown in its cell, and
+The start of the judge's server, once per run, is not counted; nor is what the judge does while the agent thinks, for
+which there is a pause before each text. A verdict other than expected is shown in its cell, and
 makes the exit status 1. What is done so far is written after each op: judge_speed.json and judge_speed.md.
 """
 
@@ -21,6 +22,7 @@ import argparse
 import json
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -96,15 +98,20 @@ class Row:
         return all(set(self.verdicts[kind]) == {verdict} for kind, verdict in EXPECTED.items())
 
 
-def measure(judge: Judge, backend: str, repeats: int) -> Row:
-    """Judge fresh texts of the judge's op."""
+def measure(judge: Judge, backend: str, repeats: int, think_s: float) -> Row:
+    """Judge fresh texts of the judge's op, `think_s` seconds after one another."""
+
+    def judged(kernel_py: str, *incumbent: str) -> Outcome:
+        time.sleep(think_s)
+        return judge.evaluate(kernel_py, *incumbent)
+
     text = starter(judge.spec.op, backend)
     outcomes: dict[str, list[Outcome]] = {kind: [] for kind in EXPECTED}
     for _ in range(repeats):
         incumbent = numbered(text)
-        outcomes["stages"].append(judge.evaluate(incumbent))
-        outcomes["full"].append(judge.evaluate(numbered(text), incumbent))
-        outcomes["screened"].append(judge.evaluate(numbered(text + FOUR_TIMES), incumbent))
+        outcomes["stages"].append(judged(incumbent))
+        outcomes["full"].append(judged(numbered(text), incumbent))
+        outcomes["screened"].append(judged(numbered(text + FOUR_TIMES), incumbent))
     seconds = {kind: statistics.median(outcome.seconds for outcome in found) for kind, found in outcomes.items()}
     checked = outcomes["stages"]
     case = judge.timed[0].case
@@ -171,6 +178,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--dtype", help="of the timed call (default: fp32, as the spec's cases)")
     parser.add_argument("--repeats", type=int, default=1, help="texts of each kind; medians (default: %(default)s)")
+    parser.add_argument("--think", type=float, default=3.0, help="seconds before each text (default: %(default)g)")
     parser.add_argument("--sandbox", default="auto", choices=SANDBOX_MODES)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder (default: %(default)s)")
     args = parser.parse_args(argv)
@@ -194,7 +202,7 @@ def run(args: argparse.Namespace) -> list[Row]:
                 judge = judges.of(op, USER_SIZES[op] if args.user_case else None, args.dtype)
                 if op == wanted[0]:  # the server starts with the first child, PyTorch's GPU code with the first call
                     judge.evaluate(starter(op, backend), all_stages=False)
-                rows.append(measure(judge, backend, args.repeats))
+                rows.append(measure(judge, backend, args.repeats, args.think))
                 print(markdown(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
                 write(args.out, rows, environments)
     return rows

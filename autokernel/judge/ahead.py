@@ -9,7 +9,7 @@ used of them is the cache in the candidate's own folder; what they do wrong is m
 
 from __future__ import annotations
 
-import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -17,13 +17,16 @@ from autokernel.errors import WorkerError
 from autokernel.judge.rejected import Rejected
 from autokernel.judge.worker import Worker, close_all
 from autokernel.machine import usable_cores
-from autokernel.records import Case
+from autokernel.records import Case, Scalar, TensorMeta
 from autokernel.spec import KernelSpec
+
+log = logging.getLogger(__name__)
 
 MOST_CHILDREN, CASES_PER_CHILD = 12, 4
 MOST_CONTEXTS = 4
 """Of children with a GPU: as several make theirs at once, each takes longer."""
 
+DEADLINE_S = 60.0
 FREE_CORES = 2
 """For the candidate's own child, which compiles for its first calls, and for the judge."""
 
@@ -46,36 +49,50 @@ class CompileAhead:
         """
         free = (cores or usable_cores()) - FREE_CORES
         count = min(most, free, -(-len(cases) // CASES_PER_CHILD))
-        self._cases = len(cases)
+        self._spec, self._start = spec, start
+        self._cases = [Future[bool]() for _ in cases]  # whether each could be compiled
         self._workers = list[Worker]()
         self._pool = ThreadPoolExecutor(max(1, count))
-        self._done = list[Future[int]]()
-        if count >= 2:
-            self._done = [self._pool.submit(self._compile, start, spec, cases[i::count]) for i in range(count)]
+        self._working, self._ended = count >= 2, False
+        if self._working:
+            for share in range(count):
+                self._pool.submit(self._compile, list(zip(cases, self._cases, strict=True))[share::count])
 
-    def wait(self) -> bool:
-        """Return when everything is compiled that can be: whether most cases were, if any was tried."""
-        compiled = [future.result() for future in self._done]
-        return not compiled or 2 * sum(compiled) > self._cases
+    def wait(self, first: int | None = None) -> bool:
+        """Return when the `first` cases (default: all) are compiled, if they can be: whether most of them were."""
+        compiled = [case.result() for case in self._cases[:first] if self._working]
+        return 2 * sum(compiled) >= len(compiled)
 
     def __enter__(self) -> CompileAhead:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._ended = True
         close_all(self._workers)
         self._pool.shutdown()
         close_all(self._workers)  # one may have been started meanwhile
 
-    def _compile(self, start: Callable[[], Worker], spec: KernelSpec, cases: Sequence[Case]) -> int:
-        """How many of the cases could be compiled."""
-        compiled = 0
-        with contextlib.suppress(Rejected, WorkerError):
-            worker = start()
+    def _compile(self, share: Sequence[tuple[Case, Future[bool]]]) -> None:
+        try:
+            worker = self._start()
             self._workers.append(worker)
-            worker.load()
-            for case in cases:
-                with contextlib.suppress(Rejected):
-                    worker.compile(list(spec.arguments(case).values()))
-                    compiled += 1
-        return compiled
+            if self._ended:
+                return
+            worker.load(DEADLINE_S)
+            for case, compiled in share:
+                compiled.set_result(_could_compile(worker, list(self._spec.arguments(case).values())))
+        except (Rejected, WorkerError) as error:
+            log.debug("nothing more is compiled ahead by a child: %s", error)
+        finally:
+            for _, compiled in share:
+                if not compiled.done():
+                    compiled.set_result(False)
+
+
+def _could_compile(worker: Worker, arguments: Sequence[TensorMeta | Scalar]) -> bool:
+    try:
+        worker.compile(arguments, DEADLINE_S)
+    except Rejected as rejected:
+        log.debug("not compiled ahead: %s", rejected)
+        return False
+    return True

@@ -37,7 +37,7 @@ INPUT_SETS = 2
 SETTLE_S = 0.0015
 """Pause before a block: the thread pool of the child that ran before spins about this long before it sleeps."""
 
-WARM_UP_S, KNOWN_WARM_UP_S = 0.15, 0.04
+WARM_UP_S, GPU_WARM_UP_S, KNOWN_WARM_UP_S = 0.15, 0.06, 0.04
 WALL_FACTOR, WALL_SLACK_US = 1.5, 4_000.0
 """The judge's clock may read this much more than a CPU child's (per block) before the child counts as lying."""
 
@@ -290,9 +290,10 @@ class Contest:
     def _calibrate(self, name: str) -> list[int]:
         """Calls per block for each case, after warming up until allocations and clocks have settled."""
         calls = []
+        warm_up_s = WARM_UP_S if self._workers[name].device == "cpu" else GPU_WARM_UP_S
         for index in range(len(self._timed)):
             start, latency_us, wall_us = time.perf_counter(), float("inf"), float("inf")
-            while time.perf_counter() - start < WARM_UP_S / len(self._timed):
+            while time.perf_counter() - start < warm_up_s / len(self._timed):
                 block = self._timed_calls(name, index, 2, warm=0)
                 latency_us, wall_us = min(latency_us, block.latency_us), min(wall_us, block.wall_us / 2)
             most = max(ENOUGH_CALLS, round(BLOCK_WALL_US / wall_us))

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,8 @@ class Judge:
         with ExitStack() as stack:
             rival = None if incumbent is None else stack.enter_context(EarlyChild(self._start(incumbent), self._first))
             ahead = stack.enter_context(self._compile_ahead(kernel_py)) if all_stages and self._on_gpu else None
+            if ahead is not None:
+                ahead.wait(first=len(self._dtypes))  # compiled side by side, not one after the other
             self._run_stage(*STAGES[0], worker, kernel_py, stages)
             if incumbent is None or rival is None:
                 self._run_others(worker, kernel_py, stages, ahead, all_stages=all_stages)
@@ -205,10 +208,10 @@ class Judge:
         return Worker(self._server, {"kernel": str(path)}, folder, compiling_for=compiling_for)
 
     def _all_cases(self) -> list[Case]:
-        """Every case that a stage will call the kernel on."""
+        """Every case that a stage will call the kernel on, those of the first stage first."""
         own = [*self.spec.cases, self.spec.stress_case, *self.spec.edges]
-        user = [item.case for item in self._cases]
-        return [*user, *(case.with_dtype(dtype) for case in own for dtype in self._dtypes)]
+        first, *others = ([case.with_dtype(dtype) for dtype in self._dtypes] for case in own)
+        return [*first, *(item.case for item in self._cases), *chain.from_iterable(others)]
 
     def _run_stage(self, name: str, run: Stage, worker: Worker, kernel_py: str, stages: list[StageReport]) -> None:
         start, checked, verdict, reason = time.perf_counter(), 0, Verdict.PASS, ""
@@ -256,7 +259,7 @@ class Judge:
         self, kernel_py: str, incumbent: str, inspect: Callable[[Worker], None], known: Mapping[str, list[int]] | None
     ) -> Duel:
         start = (lambda: self._start(kernel_py), lambda: self._start(incumbent))
-        return Duel(self.spec, self.timed, start, inspect, known)
+        return Duel(self.spec, self.timed, start, self._first, inspect, known)
 
     def _time(self, duel: Duel, plan: Schedule) -> Timing:
         duel.run(plan.rounds)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from autokernel.judge.contest import Contest
-from autokernel.judge.worker import Worker, close_all
+from autokernel.judge.worker import EarlyChild, Worker, close_all
 from autokernel.records import Clocks, TimedCase, Timing
 from autokernel.spec import KernelSpec
 from autokernel.stats import MIN_BLOCKS, pooled_interval
@@ -69,14 +69,17 @@ class Duel:
         spec: KernelSpec,
         timed: Sequence[TimedCase],
         start: tuple[Callable[[], Worker], Callable[[], Worker]],
+        get_ready: Callable[[Worker], None],
         inspect: Callable[[Worker], None],
         known: Mapping[str, list[int]] | None,
     ) -> None:
-        """`start` starts a child of the candidate and one of the incumbent; `inspect` is called with each of the
-        former after its rounds. `known` are the calls of a contest of the same two texts."""
-        self._spec, self._timed, self._start, self._inspect, self._known = spec, timed, start, inspect, known
+        """`start` starts a child of the candidate and one of the incumbent, `get_ready` is called with each beside
+        something else, and `inspect` with each of the former after its rounds. `known` are the calls of a contest of
+        the same two texts."""
+        self._spec, self._timed, self._start = spec, timed, start
+        self._get_ready, self._inspect, self._known = get_ready, inspect, known
         self._stack = ExitStack()
-        self._waiting = list[list[Worker]]()
+        self._waiting = list[list[EarlyChild]]()
         self._contests = list[Contest]()
         self._hidden_us = 0.0
 
@@ -89,7 +92,8 @@ class Duel:
     def prepare(self, pairs: int) -> None:
         """Start the children of so many pairs: they get ready while something else is done."""
         for _ in range(pairs):
-            self._waiting.append([self._stack.enter_context(begin()) for begin in self._start])
+            early = [EarlyChild(begin(), self._get_ready) for begin in self._start]
+            self._waiting.append([self._stack.enter_context(child) for child in early])
 
     def run(self, rounds: int) -> None:
         """Time so many rounds of the pairs that were prepared. One pair, no child can know which, is held against our
@@ -97,9 +101,8 @@ class Duel:
 
         Raises: Rejected when a child fails, or when its clock or its results are wrong.
         """
-        pairs, self._waiting = self._waiting, []
-        for child in chain.from_iterable(pairs):
-            child.load()
+        pairs = [[child.ready() for child in pair] for pair in self._waiting]
+        self._waiting = []
         small = sum(self._spec.bytes_moved(item.case) for item in self._timed) <= AT_ONCE_BYTES
         groups = [pairs] if small else [[pair] for pair in pairs]
         checked = secrets.choice(groups)

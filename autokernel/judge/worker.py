@@ -120,13 +120,13 @@ class Worker:
         outputs = [self._exchange.collect(*each) for each in zip(described, out_offsets, output, strict=True)]
         return outputs, self._parsed(lambda: answers.names(answer, "aten"))
 
-    def compile(self, arguments: Sequence[TensorMeta | Scalar]) -> None:
+    def compile(self, arguments: Sequence[TensorMeta | Scalar], deadline_s: float = LOAD_DEADLINE_S) -> None:
         """Have the kernel called for what that compiles, on tensors that hold nothing; no result is looked at.
 
         Raises: Rejected.
         """
         described = [asdict(value) if isinstance(value, TensorMeta) else value for value in arguments]
-        self._ask({"command": "compile", "arguments": described}, LOAD_DEADLINE_S)
+        self._ask({"command": "compile", "arguments": described}, deadline_s)
 
     def prepare(self, key: str, sets: Sequence[Inputs]) -> None:
         """Give the child its own copies of `sets`, to be timed under `key`. Raises: Rejected."""
