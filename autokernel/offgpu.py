@@ -52,8 +52,11 @@ def compile_launches(kernel_fn: Callable[..., Any], inputs: dict[str, Any], targ
 
 
 @contextlib.contextmanager
-def compiling_for(target: Target) -> Iterator[dict[int, Any]]:
-    """Make every launch a compilation for `target`, which `target_of` answers; Triton's kernels, by their identity."""
+def compiling_for(target: Target, *, launchers: bool = False) -> Iterator[dict[int, Any]]:
+    """Make every launch a compilation for `target`, which `target_of` answers; Triton's kernels, by their identity.
+
+    With `launchers`, Triton's cache also gets what launches them there, for another process to find.
+    """
     compiled: dict[int, Any] = {}
     arch: int | str = target.arch if target.vendor == "cuda" else f"gfx{target.arch:x}"
     described = GPUTarget("cuda" if target.vendor == "cuda" else "hip", arch, target.warp_size)
@@ -62,7 +65,10 @@ def compiling_for(target: Target) -> Iterator[dict[int, Any]]:
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
         kernel = kernel.result() if hasattr(kernel, "result") else kernel
-        compiled.setdefault(id(kernel), kernel)
+        if id(kernel) not in compiled:
+            compiled[id(kernel)] = kernel
+            if launchers:
+                _build_launcher(kernel)
         return kernel
 
     driver.set_active(_NoDriver(described))
@@ -73,6 +79,14 @@ def compiling_for(target: Target) -> Iterator[dict[int, Any]]:
     finally:
         JITFunction.run = run
         driver.set_active(None)  # the real one is found again when it is needed
+
+
+def _build_launcher(kernel: Any) -> None:
+    """Until 3.7 Triton has a C compiler build a launcher for each signature; later there is nothing to build."""
+    with contextlib.suppress(Exception):  # whatever is amiss is met again at the launch
+        from triton.backends.nvidia.driver import CudaLauncher
+
+        CudaLauncher(kernel.src, kernel.metadata)
 
 
 class _NoDriver:

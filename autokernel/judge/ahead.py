@@ -58,9 +58,9 @@ class CompileAhead:
             for share in range(count):
                 self._pool.submit(self._compile, list(zip(cases, self._cases, strict=True))[share::count])
 
-    def wait(self, first: int | None = None) -> bool:
-        """Return when the `first` cases (default: all) are compiled, if they can be: whether most of them were."""
-        compiled = [case.result() for case in self._cases[:first] if self._working]
+    def wait(self) -> bool:
+        """Return when all cases are compiled, if they can be: whether most of them were."""
+        compiled = [case.result() for case in self._cases if self._working]
         return 2 * sum(compiled) >= len(compiled)
 
     def __enter__(self) -> CompileAhead:

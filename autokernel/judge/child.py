@@ -53,7 +53,7 @@ def _compile_only(target: dict[str, Any]) -> Iterator[None]:
         with contextlib.suppress(ImportError):  # CUDA C++ needs no Triton
             from autokernel.offgpu import compiling_for
 
-            stack.enter_context(compiling_for(gpu))
+            stack.enter_context(compiling_for(gpu, launchers=gpu.vendor == "cuda"))
         yield
 
 

@@ -137,8 +137,6 @@ class Judge:
         with ExitStack() as stack:
             rival = None if incumbent is None else stack.enter_context(EarlyChild(self._start(incumbent), self._first))
             ahead = stack.enter_context(self._compile_ahead(kernel_py)) if all_stages and self._on_gpu else None
-            if ahead is not None:
-                ahead.wait(first=len(self._dtypes))  # compiled side by side, not one after the other
             self._run_stage(*STAGES[0], worker, kernel_py, stages)
             if incumbent is None or rival is None:
                 self._run_others(worker, kernel_py, stages, ahead, all_stages=all_stages)
@@ -241,9 +239,9 @@ class Judge:
 
         Raises: Rejected, _Screened.
         """
-        with rival:
-            contests = [contest_of(self.spec, self.timed, worker, rival.ready())]
-            contests[0].run(SCREEN_ROUNDS)
+        contests = [contest_of(self.spec, self.timed, worker, rival.ready())]
+        contests[0].run(SCREEN_ROUNDS)
+        rival.kill()
         if SURELY_BELOW <= pooled(contests).speedup.high < SCREEN_BELOW:
             with self._start(kernel_py) as ours, self._start(incumbent) as theirs:
                 ours.load()
@@ -252,6 +250,8 @@ class Judge:
                 contests[1].run(SCREEN_ROUNDS)
         timing = pooled(contests)
         if timing.speedup.high < SCREEN_BELOW:
+            if self._on_gpu:  # a context takes a while to end: all of them at once
+                worker.kill()
             raise _Screened(timing)
         return contests[-1]
 

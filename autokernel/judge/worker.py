@@ -327,11 +327,15 @@ class EarlyChild:
         self._done.result()
         return self._child
 
+    def kill(self) -> None:
+        """Kill the child; the end of the context reaps it."""
+        self._child.kill()
+
     def __enter__(self) -> EarlyChild:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._child.kill()
+        self.kill()
         self._pool.shutdown()
         self._child.close()
 
