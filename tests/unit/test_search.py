@@ -20,6 +20,7 @@ from autokernel.errors import AgentError, ConfigError
 from autokernel.history import KernelHistory
 from autokernel.kernelfile import parse_kernel, with_config
 from autokernel.records import Baseline, Decision, Experiment, Outcome, PlannedOp, Proposal, Verdict
+from autokernel.tuner.space import Space
 
 TUNABLES = {
     "VEC": [1, 4, 8, 16],
