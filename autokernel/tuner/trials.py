@@ -60,7 +60,7 @@ class Strategy(Protocol):
 
 
 class Provider(Protocol):
-    """Turns points into trials. Only `measure` is a must: a class that inherits from this one has the other two."""
+    """Turns points into trials. Only `measure` is a must: a class that inherits from this one has the others."""
 
     def measure(self, points: Sequence[Point]) -> list[Trial]:
         """One trial per point, in their order. A configuration that fails is a trial, not an exception."""
@@ -68,6 +68,10 @@ class Provider(Protocol):
 
     def prepare(self, points: Sequence[Point]) -> None:
         """Begin to compile what may be measured later, and return at once."""
+
+    def digests(self, points: Sequence[Point]) -> list[str | None]:
+        """Names of the points' binaries, compiled if need be; None where it is not known without measuring."""
+        return [None for _ in points]
 
     def confirm(self, points: Sequence[Point]) -> list[list[float]]:
         """Latencies in us of each point, of rounds that go through all points in turn; no rounds: it cannot tell."""
