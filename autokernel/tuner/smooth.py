@@ -65,6 +65,7 @@ class Belief:
     def __init__(self, fitted: Smooth, pool: Floats) -> None:
         self._fitted, self._pool = fitted, pool
         self._roots: list[Floats] = []
+        self._believed: list[list[Floats]] = [[] for _ in fitted.weights]
         means, variances = [], []
         for h in range(len(fitted.weights)):
             root = np.linalg.solve(fitted.factors[h], fitted.covariance(h, fitted.rows, pool))
@@ -100,8 +101,10 @@ class Belief:
         fitted, chosen = self._fitted, self._pool[index : index + 1]
         for h, root in enumerate(self._roots):
             shared = fitted.covariance(h, chosen, self._pool)[0] - root[:, index] @ root
+            for former in self._believed[h]:
+                shared -= former[index] * former
             row = shared / math.sqrt(self._variances[h][index] + fitted.settings.noise[h])
-            self._roots[h] = np.vstack([root, row])
+            self._believed[h].append(row)
             self._variances[h] = np.maximum(self._variances[h] - row * row, JITTER)
 
 
@@ -129,23 +132,18 @@ class Smooth:
         weights = np.exp(evidence[kept] - evidence[kept[0]])
         self.settings, self.weights = settings.at(kept), weights / weights.sum()
         self.factors, self.whitened, self.variances = factors[kept], whitened[kept], variances[kept]
-        self._tables = self._log_tables(self.settings.scales)
+        self._log = self._log_tables(self.settings.scales)
+        self._plain = self._plain_tables(self._log)
 
     def covariance(self, h: int, left: Floats, right: Floats) -> Floats:
         """Of the rows of `left` with those of `right` under setting `h`."""
-        return self._mixed(self._tables[h], self.settings.additive[h], left, right)
+        return _mixed(self._log[h], self._plain[h], self.settings.additive[h], left, right)
 
-    def _mixed(self, log_table: Floats, additive: float, left: Floats, right: Floats) -> Floats:
-        product = np.exp(left @ (log_table @ right.T))
-        mean = left @ ((np.exp(log_table) * self._mask()) @ right.T) / len(self._distances)
-        mixed: Floats = (1 - additive) * product + additive * mean
-        return mixed
-
-    def _mask(self) -> Floats:
-        """Ones where both values are of one knob."""
+    def _plain_tables(self, log_tables: Floats) -> Floats:
+        """The terms themselves over the number of knobs, zero where two values are not of one knob."""
         knob = np.repeat(np.arange(len(self._distances)), np.diff(self._offsets))
-        mask: Floats = (knob[:, None] == knob[None, :]).astype(float)
-        return mask
+        plain: Floats = np.exp(log_tables) * (knob[:, None] == knob[None, :]) / len(self._distances)
+        return plain
 
     def _log_tables(self, scales: Floats) -> Floats:
         """Per setting, the logs of all knobs' Matern terms as one block-diagonal matrix."""
@@ -163,12 +161,15 @@ class Smooth:
         noise = settings.noise[:, None] * (1 + self._extra[None]) + JITTER
         covariances = np.stack(
             [
-                self._mixed(table, additive, self.rows, self.rows) + np.diag(own)
-                for table, additive, own in zip(tables, settings.additive, noise, strict=True)
+                _mixed(table, plain, additive, self.rows, self.rows) + np.diag(own)
+                for table, plain, additive, own in zip(
+                    tables, self._plain_tables(tables), settings.additive, noise, strict=True
+                )
             ]
         )
         factors: Floats = np.asarray(np.linalg.cholesky(covariances), dtype=np.float64)
-        whitened: Floats = np.linalg.solve(factors, np.broadcast_to(z, (len(tables), len(z)))[..., None])[..., 0]
+        columns = np.broadcast_to(z, (len(tables), len(z)))[..., None]
+        whitened: Floats = np.asarray(np.linalg.solve(factors, columns)[..., 0], dtype=np.float64)
         variances: Floats = ((whitened**2).sum(axis=1) + PRIOR_ROWS) / (len(z) + PRIOR_ROWS)
         determinant = np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
         prior = (np.log(settings.scales / SCALE_MODE) ** 2).sum(axis=1) / (2 * SCALE_LOG_SD**2)
@@ -192,6 +193,13 @@ def _varied(parents: Settings, rng: np.random.Generator) -> Settings:
         np.clip(near.additive + rng.normal(0, 0.15, VARIED), 0, 1),
         np.clip(near.noise * np.exp(rng.normal(0, 0.5, VARIED)), LEAST_NOISE, MOST_NOISE),
     )
+
+
+def _mixed(log_table: Floats, plain_table: Floats, additive: float, left: Floats, right: Floats) -> Floats:
+    """Covariance of the rows of `left` with those of `right`: products of the knobs' terms, mixed with their mean."""
+    product = np.exp((left @ log_table) @ right.T)
+    mixed: Floats = (1 - additive) * product + additive * ((left @ plain_table) @ right.T)
+    return mixed
 
 
 def _below(z: Floats) -> Floats:
