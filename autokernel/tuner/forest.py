@@ -68,9 +68,10 @@ def _grown(rows: Floats, labels: NDArray[np.bool_], weights: Floats, pool: Float
     narrow, wide = rows.astype(np.float32), pool.astype(np.float32)
     kinds = labels.astype(np.float64)[:, None]
     probability, leaves = np.zeros(len(pool)), np.empty((len(pool), TREES), dtype=np.intp)
+    state = np.random.RandomState(seed)  # one for all trees: to make one takes as long as to grow a tree
     with sklearn.config_context(skip_parameter_validation=True):
         for number in range(TREES):
-            tree = ExtraTreeRegressor(max_features="sqrt", random_state=seed + number)
+            tree = ExtraTreeRegressor(max_features="sqrt", random_state=state)
             grown: Any = tree.fit(narrow, kinds, sample_weight=weights, check_input=False).tree_
             leaves[:, number] = grown.apply(wide)
             probability += grown.value[leaves[:, number], 0, 0] / TREES
