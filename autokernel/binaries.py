@@ -21,6 +21,7 @@ from autokernel import resources
 from autokernel.gpus import Gpu
 from autokernel.judge import places
 from autokernel.records import KernelResources
+from autokernel.tuner import occupancy
 
 MOST_ENTRIES = 4000
 """Of a folder that are looked at."""
@@ -129,7 +130,7 @@ def _declared(shared_bytes: int | None, gpu: Gpu | None) -> int | None:
     """Shared memory without what the driver keeps, which cuobjdump counts from compute capability 9.0 on."""
     if shared_bytes is None or gpu is None or gpu.arch.startswith("sm_8"):
         return shared_bytes
-    return max(0, shared_bytes - resources.RESERVED_SHARED_BYTES)
+    return max(0, shared_bytes - occupancy.RESERVED_SHARED_BYTES)
 
 
 # -- files that somebody else wrote
