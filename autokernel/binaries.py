@@ -21,7 +21,6 @@ from autokernel import resources
 from autokernel.gpus import Gpu
 from autokernel.judge import places
 from autokernel.records import KernelResources
-from autokernel.tuner import occupancy
 
 MOST_ENTRIES = 4000
 """Of a folder that are looked at."""
@@ -127,10 +126,10 @@ def _names_one_of(name: str, dtypes: Collection[str]) -> bool:
 
 
 def _declared(shared_bytes: int | None, gpu: Gpu | None) -> int | None:
-    """Shared memory without what the driver keeps, which cuobjdump counts from compute capability 9.0 on."""
-    if shared_bytes is None or gpu is None or gpu.arch.startswith("sm_8"):
+    """Shared memory without what the driver keeps; as it is where the GPU is not known."""
+    if shared_bytes is None or gpu is None:
         return shared_bytes
-    return max(0, shared_bytes - occupancy.RESERVED_SHARED_BYTES)
+    return resources.declared_shared(shared_bytes, gpu.arch)
 
 
 # -- files that somebody else wrote

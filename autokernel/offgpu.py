@@ -1,7 +1,8 @@
 """Compile the Triton kernels that a `kernel_fn` launches, for any target, with no GPU present.
 
 `kernel_fn` is called as usual, on CPU tensors; every launch is compiled for the named target and not run. So what is
-compiled is what that target would run: the path that the kernel chooses there, and its specializations.
+compiled is what that target would run: the path that the kernel chooses there, and its specializations. `plan_launches`
+only notes the launches: their grids, for a thousandth of the time.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import contextlib
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -27,9 +29,19 @@ _RESOURCES = re.compile(r"REG:(\d+)\s+STACK:(\d+)\s+SHARED:(\d+)\s+LOCAL:(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One launch of a kernel: its grid (None where it could not be told) and, as text, what the kernel is given besides
+    its constants: scalars by value, tensors by shape and strides."""
+
+    kernel: str
+    grid: tuple[int, ...] | None
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledLaunch:
-    """One compiled launch. `registers` per thread and `stack_bytes` (spills go there) are None where the target's
-    tools do not say; `shared_bytes` is what one block takes."""
+    """One compiled kernel and the calls of it. `registers` per thread and `stack_bytes` (spills go there) are None where
+    the target's tools do not say; `shared_bytes` is what one block takes."""
 
     kernel: str
     num_warps: int
@@ -37,41 +49,89 @@ class CompiledLaunch:
     registers: int | None
     stack_bytes: int | None
     asm: dict[str, Any]
+    calls: tuple[Call, ...] = ()
 
 
-def compile_launches(kernel_fn: Callable[..., Any], inputs: dict[str, Any], target: str) -> list[CompiledLaunch]:
-    """The launches of `kernel_fn(**inputs)` on `target` (a name of `KNOWN_TARGETS`), each compiled once.
+def compile_launches(
+    kernel_fn: Callable[..., Any], inputs: dict[str, Any], target: str | Target
+) -> list[CompiledLaunch]:
+    """The launches of `kernel_fn(**inputs)` on `target` (one of `KNOWN_TARGETS` if a name), each compiled once.
 
     `inputs` are CPU tensors and scalars; their values are not looked at.
     Raises: KeyError for an unknown target; whatever Triton's compiler raises.
     """
-    known = KNOWN_TARGETS[target]
-    compiled: dict[int, Any] = {}
-    with assume(known), _compiling_for(known, compiled):
-        kernel_fn(**inputs)
-    return [_describe(kernel) for kernel in compiled.values()]
-
-
-@contextlib.contextmanager
-def _compiling_for(target: Target, compiled: dict[int, Any]) -> Iterator[None]:
-    """Make every launch a compilation for `target`, collected in `compiled`."""
-    arch: int | str = target.arch if target.vendor == "cuda" else f"gfx{target.arch:x}"
-    described = GPUTarget("cuda" if target.vendor == "cuda" else "hip", arch, target.warp_size)
+    known = KNOWN_TARGETS[target] if isinstance(target, str) else target
+    compiled: dict[int, tuple[Any, list[Call]]] = {}
     run = JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
         kernel = kernel.result() if hasattr(kernel, "result") else kernel
-        compiled.setdefault(id(kernel), kernel)
+        compiled.setdefault(id(kernel), (kernel, []))[1].append(_call(self, args, grid, kwargs))
         return kernel
 
+    with _launching(known, compile_only):
+        kernel_fn(**inputs)
+    return [_describe(kernel, calls) for kernel, calls in compiled.values()]
+
+
+def plan_launches(kernel_fn: Callable[..., Any], inputs: dict[str, Any], target: str | Target) -> list[Call]:
+    """The launches that `kernel_fn(**inputs)` would make on `target`, in their order; nothing is compiled.
+
+    Raises: KeyError for an unknown target; whatever `kernel_fn` raises.
+    """
+    calls: list[Call] = []
+
+    def note(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        calls.append(_call(self, args, grid, kwargs))
+
+    with _launching(KNOWN_TARGETS[target] if isinstance(target, str) else target, note):
+        kernel_fn(**inputs)
+    return calls
+
+
+@contextlib.contextmanager
+def _launching(target: Target, launch: Callable[..., Any]) -> Iterator[None]:
+    """Have every launch go to `launch`, on what seems to be a device of `target`."""
+    arch: int | str = target.arch if target.vendor == "cuda" else f"gfx{target.arch:x}"
+    described = GPUTarget("cuda" if target.vendor == "cuda" else "hip", arch, target.warp_size)
+    run = JITFunction.run
     driver.set_active(_NoDriver(described))
-    JITFunction.run = compile_only
+    JITFunction.run = launch
     try:
-        yield
+        with assume(target):
+            yield
     finally:
         JITFunction.run = run
         driver.set_active(None)  # the real one is found again when it is needed
+
+
+def _call(kernel: Any, args: tuple[Any, ...], grid: Any, kwargs: Mapping[str, Any]) -> Call:
+    """What a launch of `kernel` (a JITFunction) is given."""
+    given = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
+    for parameter in kernel.params:
+        if parameter.name not in given and parameter.has_default:
+            given[parameter.name] = parameter.default
+    if callable(grid):
+        try:
+            grid = grid(given)
+        except Exception:  # a function of the candidate's, called with what it may not expect
+            grid = None
+    constant = {parameter.name for parameter in kernel.params if parameter.is_constexpr}
+    return Call(
+        kernel=kernel.__name__,
+        grid=tuple(int(size) for size in grid) if isinstance(grid, (tuple, list)) else None,
+        arguments=tuple(f"{name}={_shown(given[name])}" for name in kernel.arg_names if name in given.keys() - constant),
+    )
+
+
+def _shown(value: Any) -> str:
+    """A launch argument as text, without a tensor's values."""
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype}{list(value.shape)}{list(value.stride())}+{value.storage_offset()}"
+    if isinstance(getattr(value, "base", None), torch.Tensor):  # a tensor descriptor
+        return f"{_shown(value.base)}{getattr(value, 'block_shape', '')}"
+    return repr(value)
 
 
 class _NoDriver:
@@ -90,7 +150,7 @@ class _NoDriver:
         return 0
 
 
-def _describe(kernel: Any) -> CompiledLaunch:
+def _describe(kernel: Any, calls: list[Call]) -> CompiledLaunch:
     registers, stack = (
         _cubin_resources(kernel.asm["cubin"])
         if "cubin" in kernel.asm
@@ -103,6 +163,7 @@ def _describe(kernel: Any) -> CompiledLaunch:
         registers=registers,
         stack_bytes=stack,
         asm=dict(kernel.asm),
+        calls=tuple(calls),
     )
 
 

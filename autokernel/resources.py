@@ -72,6 +72,14 @@ def of_library(path: Path, *, launch_bounds: bool = False) -> tuple[KernelResour
     return read_usage(usage, read_bounds(_dumped("--dump-elf", path) or "") if launch_bounds else {})
 
 
+def declared_shared(shared_bytes: int, arch: str) -> int:
+    """Of the shared memory that cuobjdump states, what a kernel for `arch` declares itself.
+
+    From compute capability 9.0 on it counts what the driver keeps of each block.
+    """
+    return shared_bytes if arch.startswith("sm_8") else max(0, shared_bytes - occupancy.RESERVED_SHARED_BYTES)
+
+
 def _dumped(what: str, path: Path) -> str | None:
     tool = find_cuobjdump()
     if tool is None or not path.is_file():
