@@ -1,8 +1,8 @@
 """Compile the Triton kernels that a `kernel_fn` launches, for any target, with no GPU present.
 
 `kernel_fn` is called as usual, on CPU tensors; every launch is compiled for the named target and not run. So what is
-compiled is what that target would run: the path that the kernel chooses there, and its specializations. `plan_launches`
-only notes the launches: their grids, for a thousandth of the time.
+compiled is what that target would run: the path that the kernel chooses there, and its specializations. Where the IR
+is enough, `ir_of_launches` stops there, in a tenth of the time.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import triton
+from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -75,28 +76,63 @@ def compile_launches(
     return [_describe(kernel, calls) for kernel, calls in compiled.values()]
 
 
-def plan_launches(kernel_fn: Callable[..., Any], inputs: dict[str, Any], target: str | Target) -> list[Call]:
-    """The launches that `kernel_fn(**inputs)` would make on `target`, in their order; nothing is compiled.
+def ir_of_launches(
+    kernel_fn: Callable[..., Any], inputs: dict[str, Any], target: str | Target
+) -> list[tuple[Call, str, int, int]]:
+    """(call, Triton's IR of its kernel, warps, stages) of each launch, in their order; no machine code is made.
 
-    Raises: KeyError for an unknown target; whatever `kernel_fn` raises.
+    Raises: KeyError for an unknown target; whatever the kernel or Triton's front end raises.
     """
-    calls: list[Call] = []
+    launches: list[tuple[Call, str, int, int]] = []
+    run = JITFunction.run
 
-    def note(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        calls.append(_call(self, args, grid, kwargs))
+    def to_ir(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        _ = self.device_caches[driver.active.get_current_device()]  # the first look sets the compiler
+        whole, self.compile = self.compile, _ttir
+        try:
+            kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
+        finally:
+            self.compile = whole
+        launches.append((_call(self, args, grid, kwargs), kernel.ir, kernel.num_warps, kernel.num_stages))
+        return kernel
 
-    with _launching(KNOWN_TARGETS[target] if isinstance(target, str) else target, note):
+    with _launching(KNOWN_TARGETS[target] if isinstance(target, str) else target, to_ir, device="ir:"):
         kernel_fn(**inputs)
-    return calls
+    return launches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ir:
+    """What stands for a compiled kernel where only its IR is wanted."""
+
+    ir: str
+    num_warps: int
+    num_stages: int
+
+
+def _ttir(src: Any, target: GPUTarget, options: dict[str, Any], **_: Any) -> _Ir:
+    """The first stage of Triton's compiler: a kernel's IR, simplified."""
+    backend = triton.compiler.make_backend(target)
+    parsed = backend.parse_options({**options, **src.parse_options()})
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    module = src.make_ir(
+        target, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context
+    )
+    stages: dict[str, Callable[..., Any]] = {}
+    backend.add_stages(stages, parsed, src.language)
+    module = stages["ttir"](module, {})
+    return _Ir(ir=str(module), num_warps=parsed.num_warps, num_stages=parsed.num_stages)
 
 
 @contextlib.contextmanager
-def _launching(target: Target, launch: Callable[..., Any]) -> Iterator[None]:
-    """Have every launch go to `launch`, on what seems to be a device of `target`."""
+def _launching(target: Target, launch: Callable[..., Any], device: str = "") -> Iterator[None]:
+    """Have every launch go to `launch`, on what seems to be a device of `target`; Triton's caches are per `device`."""
     arch: int | str = target.arch if target.vendor == "cuda" else f"gfx{target.arch:x}"
     described = GPUTarget("cuda" if target.vendor == "cuda" else "hip", arch, target.warp_size)
     run = JITFunction.run
-    driver.set_active(_NoDriver(described))
+    driver.set_active(_NoDriver(described, device))
     JITFunction.run = launch
     try:
         with assume(target):
@@ -137,14 +173,14 @@ def _shown(value: Any) -> str:
 class _NoDriver:
     """What Triton asks of a driver before a launch, answered without a device; its caches are kept per target."""
 
-    def __init__(self, target: GPUTarget) -> None:
-        self._target = target
+    def __init__(self, target: GPUTarget, device: str = "") -> None:
+        self._target, self._device = target, device
 
     def get_current_target(self) -> GPUTarget:
         return self._target
 
     def get_current_device(self) -> str:
-        return f"{self._target.backend}:{self._target.arch}"
+        return f"{self._device}{self._target.backend}:{self._target.arch}"
 
     def get_current_stream(self, device: object) -> int:
         return 0

@@ -68,22 +68,33 @@ def _compile(request: dict[str, Any]) -> dict[str, Any]:
     return _compile_native(Path(request["kernel"]), cases, target, request["backend"])
 
 
-def _plan(request: dict[str, Any]) -> dict[str, Any]:
-    """The calls of each kernel file, or why there are none."""
-    from autokernel.offgpu import plan_launches
+def _study(request: dict[str, Any]) -> dict[str, Any]:
+    """The launches of each kernel file and the work of one program of each, or why there are none."""
+    from autokernel.offgpu import ir_of_launches
+    from autokernel.tuner.kinds import work_of
 
     target, case = Target(**request["target"]), Case.from_json(request["case"])
-    plans: list[Any] = []
+    studies: list[Any] = []
     for path in request["kernels"]:
         try:
             kernel_fn = load_file(Path(path), f"autokernel_{Path(path).stem}").kernel_fn
-            plans.append([asdict(call) for call in plan_launches(kernel_fn, unfilled(case), target)])
+            studies.append(
+                [
+                    {
+                        "kernel": call.kernel,
+                        "warps": warps,
+                        "stages": stages,
+                        "work": asdict(work_of(ir, call.grid or (1,), call.arguments)),
+                    }
+                    for call, ir, warps, stages in ir_of_launches(kernel_fn, unfilled(case), target)
+                ]
+            )
         except Exception as error:
-            plans.append(str(failure(error)["reason"]))
-    return {"plans": plans}
+            studies.append(str(failure(error)["reason"]))
+    return {"studies": studies}
 
 
-_COMMANDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"compile": _compile, "plan": _plan}
+_COMMANDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"compile": _compile, "study": _study}
 
 
 def unfilled(case: Case) -> Inputs:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import tempfile
@@ -28,6 +29,7 @@ from autokernel.kernelfile import parse_kernel
 from autokernel.records import Case, KernelResources
 from autokernel.target import KNOWN_TARGETS, Target
 from autokernel.tuner import occupancy
+from autokernel.tuner.kinds import Work
 from autokernel.tuner.trials import Status
 
 BODY = "autokernel.tuner.compilechild"
@@ -38,21 +40,12 @@ MAX_ERROR_CHARS = 4000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One launch that a kernel would make: which kernel, its grid if that could be told, and its other arguments."""
+    """One launch that a Triton kernel makes: which kernel, its warps and stages, and the work of one program."""
 
     kernel: str
-    grid: tuple[int, ...] | None
-    arguments: tuple[str, ...]
-
-    @property
-    def programs(self) -> int | None:
-        """Blocks in the grid."""
-        if self.grid is None:
-            return None
-        count = 1
-        for size in self.grid:
-            count *= size
-        return count
+    warps: int
+    stages: int
+    work: Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +98,8 @@ class Compiler:
         self._builds = Path(self._temporary.name) if self._temporary else Path(builds or "")
         self._server = ForkServer("cpu", sandbox=sandbox, builds=self._builds, body=BODY)
         self._lock = threading.Lock()  # of the server's socket
-        count = processes or len(os.sched_getaffinity(0))
-        self._pool = ThreadPoolExecutor(count, thread_name_prefix="compile")
+        self._processes = processes or len(os.sched_getaffinity(0))
+        self._pool = ThreadPoolExecutor(self._processes, thread_name_prefix="compile")
 
     def compile(self, texts: Sequence[str], *, deadline_s: float | None = None) -> list[Compiled]:
         """One answer per text, in their order; a text that fails is an answer. Raises: WorkerError."""
@@ -116,20 +109,28 @@ class Compiler:
         """Begin with one text, as soon as a process is free. The result raises WorkerError."""
         return self._pool.submit(self._compile, text, self.deadline_s if deadline_s is None else deadline_s)
 
-    def plan(self, texts: Sequence[str], case: Case) -> list[list[Launch] | str]:
-        """The launches of each Triton kernel text for `case`, or why they are not known; nothing is compiled."""
+    def study(self, texts: Sequence[str], case: Case) -> list[list[Launch] | str]:
+        """The launches of each Triton kernel text for `case`, or why they are not known; no machine code is made.
+
+        Raises: WorkerError.
+        """
+        share = max(1, -(-len(texts) // self._processes))
+        parts = [texts[first : first + share] for first in range(0, len(texts), share)]
+        return [study for part in self._pool.map(lambda part: self._study(part, case), parts) for study in part]
+
+    def _study(self, texts: Sequence[str], case: Case) -> list[list[Launch] | str]:
         folder = places.of_text(self._builds, "\0".join(texts))
         folder.mkdir(parents=True, exist_ok=True)
-        paths = [folder / f"planned_{number}.py" for number in range(len(texts))]
+        paths = [folder / f"studied_{number}.py" for number in range(len(texts))]
         for path, text in zip(paths, texts, strict=True):
             path.write_text(text)
-        request = {"command": "plan", "kernels": [str(path) for path in paths], "case": case.to_json()}
+        request = {"command": "study", "kernels": [str(path) for path in paths], "case": case.to_json()}
         answer, _ = self._ask(request, folder, self.deadline_s)
-        if not answer.get("ok"):
-            return [str(answer.get("reason", ""))[:MAX_ERROR_CHARS]] * len(texts)
-        plans = answer.get("plans")
-        plans = plans if isinstance(plans, list) and len(plans) == len(texts) else ["not an answer"] * len(texts)
-        return [_launches(plan) for plan in plans]
+        shutil.rmtree(folder, ignore_errors=True)
+        said = answer.get("studies") if answer.get("ok") else str(answer.get("reason", ""))
+        if not isinstance(said, list) or len(said) != len(texts):
+            return [said[:MAX_ERROR_CHARS] if isinstance(said, str) else "not an answer"] * len(texts)
+        return [_launches(study) for study in said]
 
     def close(self) -> None:
         """End the server, its children and the threads that wait for them."""
@@ -226,18 +227,19 @@ def _meaning(status: int | None) -> str:
     return f"exit code {status}"
 
 
-def _launches(plan: object) -> list[Launch] | str:
-    """What a child says of launches, checked."""
-    if not isinstance(plan, list):
-        return str(plan)[:MAX_ERROR_CHARS]
+def _launches(study: object) -> list[Launch] | str:
+    """What a child says of a kernel's launches, checked."""
+    if not isinstance(study, list):
+        return str(study)[:MAX_ERROR_CHARS]
     try:
         return [
             Launch(
-                kernel=str(call["kernel"]),
-                grid=None if call["grid"] is None else tuple(map(int, call["grid"])),
-                arguments=tuple(map(str, call["arguments"])),
+                kernel=str(launch["kernel"]),
+                warps=int(launch["warps"]),
+                stages=int(launch["stages"]),
+                work=Work.from_json(launch["work"]),
             )
-            for call in plan
+            for launch in study[:MAX_KERNELS]
         ]
     except (TypeError, KeyError, ValueError):
         return "not an answer"
