@@ -76,6 +76,12 @@ def limits(arch: str) -> Limits | None:
     )
 
 
+def lanes_per_clock(arch: str) -> float:
+    """fp32 multiply-adds per clock of one unit. Raises: KeyError for an architecture that the table does not have."""
+    per_clock: int = _toml()["architecture"][arch]["per_clock"]["fp32"]
+    return per_clock / 2
+
+
 def lookup(name: str, *, gcn_arch: str = "", memory_bytes: int = 0, units: int = 0, clock_mhz: float = 0) -> Gpu | None:
     """The table's entry for a device, or None when it is not certain which one that is.
 

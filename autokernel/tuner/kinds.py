@@ -45,10 +45,11 @@ class Work:
     """What one program of a kernel does and holds. Bytes and floating-point operations are of the whole program.
 
     `ring_bytes` is what one iteration of the hungriest loop with products loads (each stage keeps as much in shared
-    memory), `streamed_bytes` the same of loops that say themselves how many stages they have (`loop_stages`), `resident_bytes` other
-    operands of products, `scratch_bytes` and `loop_scratch_bytes` the largest value that may change its layout through
-    shared memory outside and inside of loops. `live_bytes` is the most that lives in registers at once,
-    `accumulator_bytes` the results of products that a loop carries. `iteration_bytes` is what the longest loop loads
+    memory), `streamed_bytes` the same of loops that say themselves how many stages they have (`loop_stages`),
+    `resident_bytes` other loaded operands of products, `left_bytes` the largest left operand that a loop computes,
+    `scratch_bytes` and `loop_scratch_bytes` the largest other value that may change its layout through shared memory
+    outside and inside of loops. `live_bytes` is the most that lives in registers at once, `accumulator_bytes` the
+    results of products in loops. `iteration_bytes` is what the longest loop loads
     each time, or what is loaded at once without a loop. `arithmetic` and `special` are elements that ordinary and slow
     operations make, `reductions` how many values are reduced. `elements` is the largest tile, `contiguous_bytes` its innermost side.
     """
@@ -69,6 +70,7 @@ class Work:
     resident_bytes: float
     scratch_bytes: float
     loop_scratch_bytes: float
+    left_bytes: float
     live_bytes: float
     accumulator_bytes: float
     elements: int
@@ -122,6 +124,7 @@ def work_of(text: str, grid: Sequence[int], arguments: Sequence[str]) -> Work:
         resident_bytes=sum(op.types[0].nbytes for op in loads if op.loop is None and op.results[0] in staged),
         scratch_bytes=_scratch(program, stores, inside=False),
         loop_scratch_bytes=_scratch(program, stores, inside=True),
+        left_bytes=max(_computed(program, operand=0, inside=True), default=0.0),
         live_bytes=_live_bytes(program, staged),
         accumulator_bytes=sum(op.types[0].nbytes for op in dots if op.loop is not None),
         elements=largest.elements,
@@ -214,18 +217,23 @@ def _rings(program: Program, loads: Sequence[Op], dots: Sequence[Op]) -> tuple[f
 
 def _scratch(program: Program, stores: Sequence[Op], *, inside: bool) -> float:
     """Bytes of the largest value whose layout a store or a product may make the compiler change."""
-    sizes = [0.0]
-    for op in stores:
-        if (op.loop is not None) == inside:
-            sizes.append(_stored(op).elements * 4.0)
+    sizes = [_stored(op).nbytes for op in stores if (op.loop is not None) == inside]
+    return max([*sizes, *_computed(program, operand=1, inside=inside)], default=0.0)
+
+
+def _computed(program: Program, *, operand: int, inside: bool) -> list[float]:
+    """Bytes of the left (0) or right (1) operands of products that are no loaded values."""
     made = {op.results[0]: op for op in program.ops if op.results}
-    for dot in (op for op in program.ops if op.name == "tt.dot" and (op.loop is not None) == inside):
-        for name in dot.operands[:2]:
-            while name in made and made[name].name in ALIASES and made[name].operands:
-                name = made[name].operands[0]
-            if name in made and made[name].name not in LOADS and made[name].types:
-                sizes.append(made[name].types[0].nbytes)
-    return max(sizes)
+    sizes = []
+    for dot in program.ops:
+        if dot.name != "tt.dot" or (dot.loop is not None) != inside:
+            continue
+        name = dot.operands[operand]
+        while name in made and made[name].name in ALIASES and made[name].operands:
+            name = made[name].operands[0]
+        if name in made and made[name].name not in LOADS and made[name].types:
+            sizes.append(made[name].types[0].nbytes)
+    return sizes
 
 
 @dataclass(slots=True)

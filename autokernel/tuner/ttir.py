@@ -107,6 +107,8 @@ def _open(program: Program, regions: list[tuple[str, int | None]], line: str, op
         bounds = _FOR.search(line)
         stages = _STAGES.search(line)
         carried = tuple(_ITERATED.findall(line.partition("iter_args(")[2].partition(")")[0]))
+        if bounds:  # names in a loop are its own, and another loop may have the same
+            op.operands = (bounds[2], bounds[3], bounds[4].rstrip(","), *(initial for _, initial in carried))
         program.loops.append(
             Loop(
                 variable=bounds[1] if bounds else "",
