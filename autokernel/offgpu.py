@@ -41,8 +41,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledLaunch:
-    """One compiled kernel and the calls of it. `registers` per thread and `stack_bytes` (spills go there) are None where
-    the target's tools do not say; `shared_bytes` is what one block takes."""
+    """One compiled kernel and its calls. `registers` per thread and `stack_bytes` (spills go there) are None where the
+    target's tools do not say; `shared_bytes` is what one block takes."""
 
     kernel: str
     num_warps: int
@@ -117,9 +117,7 @@ def _ttir(src: Any, target: GPUTarget, options: dict[str, Any], **_: Any) -> _Ir
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
-    module = src.make_ir(
-        target, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context
-    )
+    module = src.make_ir(target, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context)
     stages: dict[str, Callable[..., Any]] = {}
     backend.add_stages(stages, parsed, src.language)
     module = stages["ttir"](module, {})
@@ -157,7 +155,9 @@ def _call(kernel: Any, args: tuple[Any, ...], grid: Any, kwargs: Mapping[str, An
     return Call(
         kernel=kernel.__name__,
         grid=tuple(int(size) for size in grid) if isinstance(grid, (tuple, list)) else None,
-        arguments=tuple(f"{name}={_shown(given[name])}" for name in kernel.arg_names if name in given.keys() - constant),
+        arguments=tuple(
+            f"{name}={_shown(given[name])}" for name in kernel.arg_names if name in given.keys() - constant
+        ),
     )
 
 

@@ -8,7 +8,6 @@ the server takes all children with it.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import os

@@ -29,15 +29,15 @@ class Architecture:
     """Rates per clock of one multiprocessor, and times in us.
 
     `l2_bytes` come from the L2 cache; `latency_us` is that of a load from memory; `block_us` what a block costs before
-    its first load and after its last store; `step_us` what warps lose in an iteration in which they wait for each other.
+    its first load and after its last store; `step_us` what warps lose in an iteration by waiting for each other.
     `efficiency` is the share of the published rate of products that compiled kernels reach at best.
     """
 
     product: Product
     special: float = 16.0
-    l2_bytes: float = 48.0
+    l2_bytes: float = 40.0
     latency_us: float = 0.7
-    block_us: float = 0.6
+    block_us: float = 0.4
     step_us: float = 0.08
     efficiency: float = 0.7
 

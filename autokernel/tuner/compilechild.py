@@ -33,7 +33,7 @@ _LOCATION = re.compile(r"(?m)^#loc.*\n| loc\(.*\)$")
 def preload(device: str) -> None:
     """Import once, in the server, what each child would spend seconds on."""
     import autokernel.native
-    import autokernel.resources  # noqa: F401
+    import autokernel.resources
 
     with contextlib.suppress(ImportError):  # CUDA C++ and C++ need no Triton
         import autokernel.offgpu  # noqa: F401

@@ -68,7 +68,7 @@ class Compiled:
     @property
     def hungriest(self) -> KernelResources | None:
         """The kernel that takes the most: spills first, then registers, then shared memory."""
-        return max(self.resources, default=None, key=lambda k: (k.stack_bytes or 0, k.registers or 0, k.shared_bytes or 0))
+        return max(self.resources, default=None, key=_hunger)
 
 
 class Compiler:
@@ -182,7 +182,7 @@ class Compiler:
         )
 
     def _ask(self, request: dict[str, Any], scratch: Path, deadline_s: float) -> tuple[dict[str, Any], float]:
-        """A child's answer, or one in its place that says how it failed, and the seconds it took. Raises: WorkerError."""
+        """A child's answer, or one in its place that says how it failed, and its seconds. Raises: WorkerError."""
         with self._lock:
             pid, sock = self._server.spawn(scratch)
         start = time.perf_counter()
@@ -219,6 +219,10 @@ class Compiler:
 def arch_of(target: Target) -> str:
     """The name of a target's architecture: sm_90, gfx942."""
     return f"sm_{target.arch}" if target.vendor == "cuda" else f"gfx{target.arch:x}"
+
+
+def _hunger(kernel: KernelResources) -> tuple[int, int, int]:
+    return kernel.stack_bytes or 0, kernel.registers or 0, kernel.shared_bytes or 0
 
 
 def _meaning(status: int | None) -> str:
@@ -264,18 +268,14 @@ def _resources(said: object) -> list[KernelResources]:
 def _with_occupancy(kernel: KernelResources, limits: gpus.Limits | None) -> KernelResources:
     if limits is None or not kernel.registers or not kernel.threads or kernel.shared_bytes is None:
         return kernel
-    fit = occupancy.fit(
-        limits, registers=kernel.registers, shared_bytes=kernel.shared_bytes, threads=kernel.threads
-    )
+    fit = occupancy.fit(limits, registers=kernel.registers, shared_bytes=kernel.shared_bytes, threads=kernel.threads)
     return replace(kernel, blocks_per_sm=fit.blocks, occupancy=fit.occupancy)
 
 
 def _refused(kernel: KernelResources, target: Target) -> str:
     """Why no block of a kernel fits on the target; empty where one does, or it is not known."""
     if (kernel.shared_bytes or 0) > target.shared_bytes:
-        return f"{kernel.kernel} takes {kernel.shared_bytes} bytes of shared memory; a block may have {target.shared_bytes}"
+        return f"{kernel.kernel} takes {kernel.shared_bytes} bytes of shared memory; {target.shared_bytes} are allowed"
     if kernel.blocks_per_sm == 0:
         return f"{kernel.kernel} takes {kernel.registers} registers in each of {kernel.threads} threads: too many"
     return ""
-
-

@@ -37,7 +37,7 @@ def of_code(binary: bytes) -> str:
         return hashlib.sha256(binary).hexdigest()
     digest = hashlib.sha256()
     for section in sections:
-        if section.flags & _LOADED and not section.name.startswith(_NOTES) or (
+        if (section.flags & _LOADED and not section.name.startswith(_NOTES)) or (
             section.name.startswith(_KERNEL_ATTRIBUTES)
         ):
             digest.update(section.name + b"\0" + section.size.to_bytes(8, "little") + section.body)

@@ -1,8 +1,8 @@
 """A good configuration with no search, seeds for one, and the reasons for both.
 
-All allowed configurations of the knobs whose role is known are ranked by the cost model; a knob of the kernel's own stays
-at CONFIG's value. Nothing is measured. Where a kernel cannot be studied (CUDA, C++) the ranks come from the amounts
-that `autokernel.tuner.preferences` gives each role.
+All allowed configurations of the knobs whose role is known are ranked by the cost model; a knob of the kernel's own
+stays at CONFIG's value. Nothing is measured. Where a kernel cannot be studied (CUDA, C++) the ranks come from the
+amounts that `autokernel.tuner.preferences` gives each role.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ class Heuristics:
             device, launches = self.facts.device, self.facts.launches(point)
             known = None
             if device is not None and launches is not None:
-                known = tuple(estimate(each.work, each.warps, each.stages, device) for each in launches)
+                known = tuple(
+                    estimate(each.work, each.warps, each.stages, device, self.facts.input_bytes) for each in launches
+                )
             self._estimates[point] = known
         return self._estimates[point]
 

@@ -1,8 +1,4 @@
-"""What a kernel does, from its IR: products or reductions, how much it moves and computes, and what it holds at once.
-
-A value lives from where it is made to its last use; one that a loop uses lives to the end of the loop. The bytes that
-live together are what registers must hold, but for what lies in shared memory: operands of products that a loop loads.
-"""
+"""What a kernel does, from its IR: products or reductions, how much it moves and computes, and what it holds."""
 
 from __future__ import annotations
 
@@ -12,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from autokernel.tuner import scalars, ttir
+from autokernel.tuner.lifetimes import ALIASES, FREE, LOADS, live_bytes
 from autokernel.tuner.ttir import Op, Program, Tile
 
 
@@ -31,13 +28,13 @@ SPECIAL = frozenset(
 )
 """Operations that take several times as long as a multiplication."""
 
-LOADS = ("tt.load", "tt.descriptor_load", "tt.experimental_descriptor_load", "tt.descriptor_gather")
-STORES = ("tt.store", "tt.descriptor_store", "tt.experimental_descriptor_store", "tt.atomic_rmw", "tt.descriptor_reduce")
-ALIASES = ("tt.splat", "tt.broadcast", "tt.expand_dims", "tt.reshape", "tt.trans", "ttg.convert_layout")
-"""They name what their operand holds in another way."""
-
-FREE = ("arith.constant", "tt.make_range", "arith.cmpi", "arith.cmpf", "arith.andi", "tt.get_program_id", "tt.addptr")
-"""They cost no register of their own: constants, addresses and masks that are computed where they are used."""
+STORES = (
+    "tt.store",
+    "tt.descriptor_store",
+    "tt.experimental_descriptor_store",
+    "tt.atomic_rmw",
+    "tt.descriptor_reduce",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +48,9 @@ class Work:
     outside and inside of loops. `live_bytes` is the most that lives in registers at once, `accumulator_bytes` the
     results of products in loops. `iteration_bytes` is what the longest loop loads
     each time, or what is loaded at once without a loop. `arithmetic` and `special` are elements that ordinary and slow
-    operations make, `reductions` how many values are reduced. `elements` is the largest tile, `contiguous_bytes` its innermost side.
+    operations make, `reductions` how many values are reduced. `elements` is the largest tile, `row_bytes` the results
+    of the largest reduction, `dot` rows, columns and depth of the largest product (zeros without one). `by_descriptor`
+    says that tiles are loaded whole, by descriptors.
     """
 
     kind: Kind
@@ -74,21 +73,21 @@ class Work:
     live_bytes: float
     accumulator_bytes: float
     elements: int
-    contiguous_bytes: float
-    row_bytes: float  # results of the largest reduction, over all warps of a program
-    dot: tuple[int, int, int]  # rows, columns and depth of the largest product; zeros without one
+    row_bytes: float
+    by_descriptor: bool
+    dot: tuple[int, int, int]
 
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> Work:
         """Read what `dataclasses.asdict` wrote. Raises: KeyError, TypeError or ValueError for anything else."""
         rows, columns, depth = map(int, raw["dot"])
-        whole = {name: int(raw[name]) for name in ("programs", "loop_stages", "elements")}
-        numbers = {
-            field: float(raw[field])
-            for field, kind in Work.__annotations__.items()
-            if kind == "float"
+        fields = {
+            name: (int if kind == "int" else float)(raw[name])
+            for name, kind in Work.__annotations__.items()
+            if kind in ("int", "float")
         }
-        return Work(kind=Kind(raw["kind"]), dot=(rows, columns, depth), **whole, **numbers)
+        descriptors = bool(raw["by_descriptor"])
+        return Work(kind=Kind(raw["kind"]), dot=(rows, columns, depth), by_descriptor=descriptors, **fields)  # type: ignore[arg-type]
 
 
 def work_of(text: str, grid: Sequence[int], arguments: Sequence[str]) -> Work:
@@ -125,11 +124,11 @@ def work_of(text: str, grid: Sequence[int], arguments: Sequence[str]) -> Work:
         scratch_bytes=_scratch(program, stores, inside=False),
         loop_scratch_bytes=_scratch(program, stores, inside=True),
         left_bytes=max(_computed(program, operand=0, inside=True), default=0.0),
-        live_bytes=_live_bytes(program, staged),
+        live_bytes=live_bytes(program, staged),
         accumulator_bytes=sum(op.types[0].nbytes for op in dots if op.loop is not None),
         elements=largest.elements,
-        contiguous_bytes=max((op.types[0].sides[-1] * op.types[0].element_bytes for op in loads if op.types[0].sides), default=0.0),
         row_bytes=max((_row_bytes(op) for op in reductions), default=0.0),
+        by_descriptor=any(op.name != "tt.load" for op in loads),
         dot=max((_sides(op) for op in dots), key=lambda side: side[0] * side[1] * side[2], default=(0, 0, 0)),
     )
 
@@ -142,7 +141,11 @@ def _kind(dots: Sequence[Op], reductions: Sequence[Op]) -> Kind:
 
 def _computes(op: Op) -> bool:
     """Whether an operation works on the elements of a tile of numbers."""
-    return op.name.startswith(("arith.", "math.")) and op.name not in FREE and any(t.sides and t.is_float for t in op.types)
+    return (
+        op.name.startswith(("arith.", "math."))
+        and op.name not in FREE
+        and any(t.sides and t.is_float for t in op.types)
+    )
 
 
 def _times(program: Program, trips: Sequence[float]) -> Any:
@@ -234,69 +237,3 @@ def _computed(program: Program, *, operand: int, inside: bool) -> list[float]:
         if name in made and made[name].name not in LOADS and made[name].types:
             sizes.append(made[name].types[0].nbytes)
     return sizes
-
-
-@dataclass(slots=True)
-class _Value:
-    """Something that takes registers, from the operation that makes it to the last that needs it."""
-
-    nbytes: float
-    first: int
-    last: int
-
-
-def _live_bytes(program: Program, staged: frozenset[str]) -> float:
-    """The most bytes that live in registers at once."""
-    values: list[_Value] = []
-    named: dict[str, list[int]] = {}
-    used: dict[int, set[int]] = {number: set() for number in range(len(program.loops))}
-    starts = {loop.start: number for number, loop in enumerate(program.loops)}
-    for index, op in enumerate(program.ops):
-        needed = [value for name in op.operands for value in named.get(name.partition("#")[0], ())]
-        for value in needed:
-            values[value].last = max(values[value].last, index)
-            loop = op.loop
-            while loop is not None:
-                if values[value].first < program.loops[loop].start:
-                    used[loop].add(value)
-                loop = program.loops[loop].outer
-        if index in starts:
-            loop = program.loops[starts[index]]
-            for (name, _), tile in zip(loop.carried, op.types, strict=False):
-                values.append(_Value(_register_bytes(op, tile), index, index))
-                named[name] = [len(values) - 1]
-            continue
-        if op.name == "scf.yield" and op.loop is not None:  # what it carries on is what it results in
-            for value in needed:
-                values[value].last = max(values[value].last, program.loops[op.loop].end)
-            named.update({name: needed for name in program.ops[program.loops[op.loop].start].results})
-        for name, tile in zip(op.results, op.types, strict=False):
-            if op.name in ALIASES:
-                named[name] = needed
-                continue
-            nbytes = 0.0 if op.name in FREE or (name in staged and op.loop is not None) else _register_bytes(op, tile)
-            values.append(_Value(nbytes, index, index))
-            named[name] = [len(values) - 1]
-    for number, loop in enumerate(program.loops):
-        for value in used[number]:
-            values[value].last = max(values[value].last, loop.end)
-    return _peak(values, len(program.ops))
-
-
-def _register_bytes(op: Op, tile: Tile) -> float:
-    if not tile.sides or tile.is_pointer or tile.element_bytes < 1:
-        return 0.0
-    return tile.nbytes if tile.is_float or op.name in LOADS else 0.0
-
-
-def _peak(values: Sequence[_Value], count: int) -> float:
-    """The most that lives just after some operation."""
-    changes = [0.0] * (count + 2)
-    for value in values:
-        changes[value.first] += value.nbytes
-        changes[max(value.last, value.first + 1)] -= value.nbytes
-    most = live = 0.0
-    for change in changes:
-        live += change
-        most = max(most, live)
-    return most

@@ -65,7 +65,9 @@ def fit(limits: Limits, *, registers: int, shared_bytes: int, threads: int) -> F
     amd = limits.arch.startswith("gfx")
     lanes = WAVE_SIZE if amd else WARP_SIZE
     warps = -(-max(threads, 1) // lanes)
-    rooms = _amd_rooms(limits, registers, shared_bytes, warps) if amd else _rooms(limits, registers, shared_bytes, warps)
+    rooms = (
+        _amd_rooms(limits, registers, shared_bytes, warps) if amd else _rooms(limits, registers, shared_bytes, warps)
+    )
     if threads > THREADS_PER_BLOCK:
         rooms[Bound.THREADS] = 0
     bound = min(rooms, key=lambda name: rooms[name])
@@ -73,7 +75,7 @@ def fit(limits: Limits, *, registers: int, shared_bytes: int, threads: int) -> F
     return Fit(blocks=blocks, occupancy=min(1.0, blocks * warps * lanes / limits.threads), bound=bound)
 
 
-def _rooms(limits: Limits, registers: int, shared_bytes: int, warps: int) -> dict[Bound, int]:
+def _nvidia_rooms(limits: Limits, registers: int, shared_bytes: int, warps: int) -> dict[Bound, int]:
     """Blocks for which each of a multiprocessor's resources is enough, by NVIDIA's rules."""
     per_warp = _rounded(registers * WARP_SIZE, REGISTER_UNIT)
     if registers > REGISTERS_PER_THREAD or per_warp * _rounded(warps, PARTITIONS) > limits.registers:

@@ -1,7 +1,7 @@
 """Usual amounts by role, for kernels whose work cannot be studied: CUDA C++ and C++.
 
-A memory access of 16 bytes, enough threads for a row or a tile but no more than keep several blocks on a multiprocessor,
-and no sharing of results: what a person would begin with. The distance from that ranks configurations.
+A memory access of 16 bytes, enough threads for a row or a tile but no more than keep several blocks on a
+multiprocessor, and no sharing of results: what a person would begin with. The distance from that ranks configurations.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from collections.abc import Mapping
 
 from autokernel.tuner.kinds import Kind
 from autokernel.tuner.roles import Role, is_left_to_kernel, role_of
-from autokernel.tuner.studies import Facts
+from autokernel.tuner.studies import ITEM_BYTES, WORD_BYTES, Facts
 
 ACCESS_BYTES = 16
-ITEM_BYTES = {"fp64": 8, "fp32": 4, "int64": 8, "int32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "bool": 1}
 ROW_THREADS = (64, 512)  # fewest and most for one row
 USUAL: Mapping[Role, float] = {
     Role.WARPS: 4,
@@ -47,7 +46,7 @@ def _of_rows(facts: Facts) -> dict[Role, float]:
     first = next(iter(facts.case.tensors.values()), None)
     if first is None or not first.shape:
         return {}
-    vector = ACCESS_BYTES / ITEM_BYTES.get(first.dtype, 4)
+    vector = ACCESS_BYTES / ITEM_BYTES.get(first.dtype, WORD_BYTES)
     wanted = {Role.VECTOR: vector}
     if facts.kind in (Kind.REDUCTION, Kind.POINTWISE):
         accesses = first.shape[-1] / vector / USUAL[Role.UNROLL]

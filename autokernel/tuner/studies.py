@@ -25,6 +25,9 @@ from autokernel.tuner.space import Point, Space
 MOST_STUDIES = 96
 """Combinations that are looked at: 50 ms each. Of larger spaces a sample is, which the search then goes beyond."""
 
+ITEM_BYTES = {"fp64": 8, "fp32": 4, "int64": 8, "int32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "bool": 1}
+WORD_BYTES = 4
+
 SHAPING = (Role.TILE, Role.SPLIT, Role.UNROLL, Role.VECTOR, Role.THREADS)
 """Roles of knobs that change the IR."""
 
@@ -57,6 +60,11 @@ class Facts:
     shaping: tuple[int, ...]
     studies: Mapping[Point, tuple[Launch, ...]]
     failures: Mapping[Point, str]
+
+    @property
+    def input_bytes(self) -> float:
+        """Bytes of the case's tensors."""
+        return sum(meta.numel * ITEM_BYTES.get(meta.dtype, WORD_BYTES) for meta in self.case.tensors.values())
 
     def launches(self, point: Point) -> tuple[Launch, ...] | None:
         """The launches of a configuration; None where its tiles were not studied."""
@@ -103,9 +111,7 @@ def gather(text: str, case: Case, compiler: Compiler, gpu: Gpu | None = None) ->
     kernel = parse_kernel(text)
     if kernel.backend != "triton":
         kind = KIND_OF_OP.get(kernel.kernel_type)
-        return Facts(
-            space=space, case=case, device=device, kind=kind, base=base, shaping=(), studies={}, failures={}
-        )
+        return Facts(space=space, case=case, device=device, kind=kind, base=base, shaping=(), studies={}, failures={})
     base = _with_visible_stages(space, base)
     shaping = tuple(k for k, knob in enumerate(space.knobs) if role_of(knob) in SHAPING and _chosen(space, k, base))
     choices = list(_choices(space, base, shaping))
