@@ -65,9 +65,7 @@ def fit(limits: Limits, *, registers: int, shared_bytes: int, threads: int) -> F
     amd = limits.arch.startswith("gfx")
     lanes = WAVE_SIZE if amd else WARP_SIZE
     warps = -(-max(threads, 1) // lanes)
-    rooms = (
-        _amd_rooms(limits, registers, shared_bytes, warps) if amd else _rooms(limits, registers, shared_bytes, warps)
-    )
+    rooms = (_amd_rooms if amd else _nvidia_rooms)(limits, registers, shared_bytes, warps)
     if threads > THREADS_PER_BLOCK:
         rooms[Bound.THREADS] = 0
     bound = min(rooms, key=lambda name: rooms[name])
