@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from judging import SIZES, Judges, environment, numbered, parse_sizes, starter
+from judging import Judges, environment, numbered, starter
 
 from autokernel.errors import AutokernelError
 from autokernel.history import KernelHistory
@@ -34,6 +34,7 @@ from autokernel.judge.engine import Judge
 from autokernel.loading import load_file, specs, toplevel
 from autokernel.records import Baseline, Decision, Outcome, PlannedOp, Proposal
 from autokernel.settings import BACKENDS, SANDBOX_MODES, device_of
+from autokernel.sizes import SIZES, parse_sizes
 
 MOST_PER_EXPERIMENT = 1 / 300
 MOST_DRIFT = 0.005
@@ -132,7 +133,7 @@ def run(args: argparse.Namespace, tally: Tally) -> str:
     """Fill `tally`; the case that was timed."""
     start = time.perf_counter()
     with Judges(args.backend, args.sandbox) as judges:
-        judge = judges.of(args.op, args.shape, args.dtype)
+        judge = judges.of(args.op, parse_sizes(args.shape) if args.shape else None, args.dtype)
         case = judge.timed[0].case
         label = f"{case.name} {case.label}"
         print(f"{args.op}, {args.backend}, {label}", file=sys.stderr, flush=True)
@@ -175,9 +176,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--op", default="rmsnorm", choices=list(specs()))
     parser.add_argument("--backend", default="cpp", choices=BACKENDS, help="cpp runs on the CPU, the others on a GPU")
     meanings = "; ".join(f"{op}: {meaning}" for op, meaning in SIZES.items() if " x " in meaning)
-    parser.add_argument(
-        "--shape", type=parse_sizes, help=f"like 4096x4096 (default: the spec's heaviest case). {meanings}"
-    )
+    parser.add_argument("--shape", help=f"like 4096x4096 (default: the spec's heaviest case). {meanings}")
     parser.add_argument("--dtype", help="of the timed call (default: fp32, as the spec's cases)")
     parser.add_argument("--experiments", type=int, default=300, help="default: %(default)s")
     parser.add_argument("--minutes", type=float, help="stop after the experiment that ends later than this")

@@ -19,22 +19,9 @@ from autokernel.judge.engine import Judge
 from autokernel.judge.forkserver import ForkServer
 from autokernel.loading import get_spec, starter_path
 from autokernel.machine import usable_cores
-from autokernel.records import Case, TimedCase, text_digest
+from autokernel.records import TimedCase, text_digest
 from autokernel.settings import DTYPES_OF_BACKEND, device_of
-from autokernel.spec import build_case, retype
-
-SIZES = {
-    "softmax": "any dimensions",
-    "reduce": "any dimensions",
-    "rmsnorm": "any dimensions",
-    "layernorm": "any dimensions",
-    "matmul": "M x N x K",
-    "cross_entropy": "rows x classes",
-    "rotary_embedding": "batch x heads x tokens x width",
-    "flash_attention": "batch x heads x tokens x width",
-    "fused_mlp": "tokens x width x hidden",
-}
-"""What the numbers of `--shape` mean for each op."""
+from autokernel.sizes import sized_case
 
 COMPILED_IN = ("build", "triton")
 """Folders of a candidate's own in which its libraries and Triton's kernels are kept."""
@@ -110,39 +97,6 @@ def starter(op: str, backend: str) -> str:
 def numbered(kernel_py: str) -> str:
     """The same kernel as a new text: a fresh number in a comment, at the end, so that no line moves."""
     return f"{kernel_py}\n# {secrets.token_hex(8)}\n"
-
-
-def parse_sizes(text: str) -> tuple[int, ...]:
-    """`4096x4096` as numbers. Raises: ValueError."""
-    sizes = tuple(map(int, text.split("x")))
-    if min(sizes) < 1:
-        raise ValueError(f"{text} has a size below 1")
-    return sizes
-
-
-def sized_case(op: str, sizes: tuple[int, ...]) -> Case:
-    """A contiguous fp32 call of `op`; `SIZES` says what the sizes mean. Raises: ConfigError for too many or few."""
-    wanted = SIZES[op].count(" x ") + 1
-    if wanted > 1 and len(sizes) != wanted:
-        raise ConfigError(f"{op} cannot have the shape {'x'.join(map(str, sizes))}", hint=f"give {SIZES[op]}")
-    last = sizes[-1:]
-    if op == "cross_entropy":
-        return retype(build_case(op, "model", logits=sizes, targets=sizes[:1]), targets="int64")
-    if op == "flash_attention":
-        return build_case(op, "model", scalars={"causal": True}, q=sizes, k=sizes, v=sizes)
-    if op == "matmul":
-        m, n, k = sizes
-        return build_case(op, "model", a=(m, k), b=(k, n))
-    if op == "fused_mlp":
-        tokens, width, hidden = sizes
-        up = (hidden, width)
-        return build_case(op, "model", x=(tokens, width), w_gate=up, w_up=up, w_down=(width, hidden))
-    if op == "rotary_embedding":
-        angles = (sizes[2], sizes[3] // 2)
-        return build_case(op, "model", x=sizes, cos=angles, sin=angles)
-    if op == "layernorm":
-        return build_case(op, "model", x=sizes, weight=last, bias=last)
-    return build_case(op, "model", x=sizes, weight=last) if op == "rmsnorm" else build_case(op, "model", x=sizes)
 
 
 def environment(backend: str) -> dict[str, str | int | None]:

@@ -7,11 +7,8 @@ reports is checked against the judge's own clock and memory.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import socket
-import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autokernel.judge import audit, places, refresh, sandbox, wire
+from autokernel.judge import audit, malloc, refresh, sandbox, wire
 from autokernel.judge.bulk import Bulk
+from autokernel.judge.folders import inherit_launchers, keep_files_in, settle
 from autokernel.judge.guarded import Guards, OutOfBounds
 from autokernel.judge.recorder import OpRecorder
 from autokernel.judge.refresh import private_copy
@@ -30,8 +28,6 @@ from autokernel.judge.stopwatch import DeviceStopwatch, HostStopwatch, Kernel
 from autokernel.spec import DTYPE_NAMES, DTYPES, contiguous_stride
 
 MAX_REASON_CHARS = 4000
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _NEVER = -1, -3, 1 << 30
-_M_PERTURB = -6  # glibc's mallopt parameter: fill fresh memory with ~byte and freed memory with byte
 
 
 def preload(device: str) -> None:
@@ -138,8 +134,11 @@ class _Session:
         self._stopwatch: HostStopwatch | DeviceStopwatch = HostStopwatch()
         self._kept: Any = None
         self._bulk = Bulk()
+        self._folder: Path | None = None
+        self._loaded: dict[str, Kernel] = {}
         self._commands: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
             "run": self._run,
+            "switch": self._switch,
             "compile": self._compile,
             "prepare": self._prepare,
             "time": self._time,
@@ -180,6 +179,17 @@ class _Session:
                 values.append(tuple(value) if isinstance(value, list) else value)
         return values
 
+    def _switch(self, message: dict[str, Any]) -> None:
+        """Another kernel in place of the last; one that was here before comes back as it was."""
+        path = message["kernel"]
+        before, self._folder = self._folder, Path(path).parent
+        keep_files_in(self._folder)
+        if path not in self._loaded:
+            if before is not None:
+                inherit_launchers(before, self._folder)
+            self._loaded[path] = load_target({"kernel": path})
+        self.kernel = self._loaded[path]
+
     def _compile(self, message: dict[str, Any]) -> None:
         self.kernel(*[self._blank(value) for value in message["arguments"]])
 
@@ -198,7 +208,7 @@ class _Session:
 
     def _load(self, message: dict[str, Any]) -> None:
         if self._device == "cpu":
-            _keep_freed_memory()
+            malloc.keep_freed_memory()
         self._bulk.load(self._prepared[message["key"]][0], message["steps"])
 
     def _kernels(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -230,13 +240,13 @@ class _Session:
             self._synchronize()
         finally:
             if self._device == "cpu":
-                _poison_malloc(0)
+                malloc.poison(0)
         return {"outputs": self._export(outputs, message), "aten": sorted(ops), **self._memory()}
 
     def _poison(self, byte: int, nbytes: int) -> None:
         """Fill memory that the kernel will get with a known byte, so that an element it forgets to write is seen."""
         if self._device == "cpu":
-            _poison_malloc(byte)
+            malloc.poison(byte)
         elif nbytes:  # PyTorch hands freed memory of that size out again
             torch.empty(nbytes, dtype=torch.uint8, device=self._device).fill_(byte)
 
@@ -290,49 +300,6 @@ class _Session:
     def _synchronize(self) -> None:
         if self._device != "cpu":
             torch.cuda.synchronize()
-
-
-def _poison_malloc(byte: int) -> None:
-    """Have malloc fill what it hands out; 0 ends it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).mallopt(_M_PERTURB, byte)
-
-
-def _keep_freed_memory() -> None:
-    """Have free leave memory to this process: many outputs at once would get fresh pages every time, and a kernel that
-    fills them would be timed with the system's work for that."""
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
-        libc.mallopt(_M_MMAP_THRESHOLD, _NEVER)
-
-
-def settle(scratch: Path) -> None:
-    """Move into the candidate's own folder: what it prints, builds and caches stays there."""
-    os.chdir(scratch)
-    with contextlib.suppress(OSError):
-        os.unlink("output.log")  # noqa: PTH108
-    try:
-        log = os.open("output.log", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    except OSError:  # an earlier child of this text has put something else there
-        log = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    keep_files_in(scratch)
-
-
-def keep_files_in(folder: Path) -> None:
-    """Have everything that caches or builds do so below `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    os.environ.update(
-        HOME=str(folder),
-        TMPDIR=str(folder),
-        AUTOKERNEL_BUILD_DIR=str(folder / places.LIBRARIES),
-        TRITON_CACHE_DIR=str(folder / places.TRITON),
-        TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor"),
-        PYTHONDONTWRITEBYTECODE="1",
-    )
-    tempfile.tempdir = None  # it is remembered from the first use on
 
 
 def failure(error: BaseException) -> dict[str, Any]:

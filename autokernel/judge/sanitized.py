@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autokernel.judge import child, sandbox
+from autokernel.judge import child, folders, sandbox
 from autokernel.judge.sandbox import Policy
 from autokernel.judge.wire import flat_storage
 from autokernel.loading import get_spec
@@ -28,7 +28,7 @@ def main(text: str) -> None:
     sandbox.begin(policy, "cuda", memory_bytes=-1)
     sandbox.enter(policy, "cuda", scratch)
     os.chdir(scratch)
-    child.keep_files_in(scratch)
+    folders.keep_files_in(scratch)
     kernel = child.load_target({"kernel": job["kernel"]})
     for number, case in enumerate(cases):
         inputs = get_spec(case.op).make_inputs(case, job["seed"] + number, "cuda")

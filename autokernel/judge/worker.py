@@ -120,6 +120,11 @@ class Worker:
         outputs = [self._exchange.collect(*each) for each in zip(described, out_offsets, output, strict=True)]
         return outputs, self._parsed(lambda: answers.names(answer, "aten"))
 
+    def switch(self, kernel: Path, deadline_s: float = LOAD_DEADLINE_S) -> None:
+        """Have another kernel file, in a folder below `scratch`, take the place of the last. For kernels whose times
+        prove nothing yet, as one could spoil the other. Raises: Rejected."""
+        self._ask({"command": "switch", "kernel": str(kernel)}, deadline_s)
+
     def compile(self, arguments: Sequence[TensorMeta | Scalar], deadline_s: float = LOAD_DEADLINE_S) -> None:
         """Have the kernel called for what that compiles, on tensors that hold nothing; no result is looked at.
 

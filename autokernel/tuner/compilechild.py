@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from autokernel.judge import sandbox, wire
-from autokernel.judge.child import failure, settle
+from autokernel.judge.child import failure
+from autokernel.judge.folders import settle
 from autokernel.judge.sandbox import Policy
 from autokernel.loading import load_file
 from autokernel.records import Case

@@ -15,7 +15,7 @@ from autokernel import binaries, gpus, resources
 from autokernel.agents import plain_context
 from autokernel.facts import Facts
 from autokernel.judge import places
-from autokernel.judge.child import keep_files_in
+from autokernel.judge.folders import keep_files_in
 from autokernel.judge.engine import Judge
 from autokernel.judge.forkserver import ForkServer
 from autokernel.loading import get_spec, load_file, specs, starter_path

@@ -9,6 +9,7 @@ import pytest
 
 from autokernel.loading import load_file, specs, toplevel
 from autokernel.records import Interval, Outcome, Timing, Verdict
+from autokernel.sizes import SIZES, sized_case
 
 FOLDER = toplevel("reference.py").parent / "benchmarks"
 
@@ -103,9 +104,9 @@ def test_summary_counts_intervals_that_exclude_one(scripts):
 
 def test_user_cases_are_calls_of_their_ops(scripts):
     sizes = scripts["judge_speed"].USER_SIZES
-    assert set(sizes) == set(specs()) == set(scripts["judging"].SIZES) == set(scripts["judge_speed"].ORIGINAL_S)
+    assert set(sizes) == set(specs()) == set(SIZES) == set(scripts["judge_speed"].ORIGINAL_S)
     for op, spec in specs().items():
-        case = scripts["judging"].sized_case(op, sizes[op]).with_dtype("bf16")
+        case = sized_case(op, sizes[op]).with_dtype("bf16")
         assert spec.oracle(**spec.make_inputs(case, 1)).isfinite().all()
 
 

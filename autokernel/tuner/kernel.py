@@ -1,0 +1,136 @@
+"""Tunes a whole kernel.py on this machine: what is known of it, the search, and the text with the winner in CONFIG."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from autokernel.gpus import Gpu
+from autokernel.judge.forkserver import ForkServer
+from autokernel.kernelfile import with_config
+from autokernel.records import TimedCase
+from autokernel.spec import KernelSpec
+from autokernel.target import Target
+from autokernel.tuner.compiling import Compiler
+from autokernel.tuner.heuristics import Heuristics
+from autokernel.tuner.importance import in_words
+from autokernel.tuner.live import LiveProvider
+from autokernel.tuner.space import Point, Space
+from autokernel.tuner.strategies import DEFAULT, Task, strategy_of
+from autokernel.tuner.studies import gather
+from autokernel.tuner.trials import Trial
+from autokernel.tuner.tuning import Budget, Tuned, tune
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """What came of it. `text` is the kernel.py with the best CONFIG, the one that was there if none was faster.
+
+    `guess` is the configuration that was expected to be best without measuring. `by_case` has the us of a call of each
+    timed case for every configuration that ran.
+    """
+
+    text: str
+    space: Space
+    guess: Point
+    outcome: Tuned
+    by_case: dict[Point, tuple[float, ...]]
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether another configuration than the kernel's own won."""
+        return self.outcome.best is not None and self.outcome.best != self.space.locate(self.space.config)
+
+    @property
+    def own_us(self) -> float | None:
+        """The reading of the CONFIG that was there, in us; None when it did not run."""
+        own = self.space.locate(self.space.config)
+        return next((t.latency_us for t in self.outcome.trials if t.point == own and t.is_valid), None)
+
+    @property
+    def words(self) -> str:
+        """Which knobs matter, the best configurations, and what fails: for whoever edits the kernel next."""
+        return in_words(self.space, self.outcome.trials)
+
+
+class KernelTuner:
+    """Tunes kernels of one op for the calls in `timed`; use as a context manager.
+
+    The children that time come from `server`; what is compiled lies in `folder`, below the server's. `target` and `gpu`
+    describe the server's GPU; for C++ they are `Target()` and None.
+    """
+
+    def __init__(
+        self,
+        spec: KernelSpec,
+        timed: Sequence[TimedCase],
+        *,
+        server: ForkServer,
+        folder: Path,
+        target: Target,
+        gpu: Gpu | None,
+        sandbox: str = "auto",
+    ) -> None:
+        self._spec, self._timed, self._server, self._folder, self._gpu = spec, timed, server, folder, gpu
+        folder.mkdir(parents=True, exist_ok=True)
+        self._compiler = Compiler([item.case for item in timed], target, builds=folder, sandbox=sandbox)
+
+    def tune(
+        self,
+        text: str,
+        budget: Budget,
+        *,
+        search: str = DEFAULT,
+        seed: int = 0,
+        parent: Sequence[Trial] = (),
+        journal: Path | None = None,
+        told: Callable[[Trial], None] = lambda _trial: None,
+    ) -> Tuning:
+        """Search the configurations of `text`, its own first and then those that promise most.
+
+        `parent` are trials of the kernel that it was edited from, `told` hears of every new one. With a `journal` that
+        holds the beginning of the same search, it goes on from there.
+        Raises: ConfigError for a text with nothing to tune or an unknown search; LogError; WorkerError.
+        """
+        facts = gather(text, self._timed[0].case, self._compiler, self._gpu)
+        heuristics, space = Heuristics(facts), facts.space
+        own = space.locate(space.config)
+        seeds = [point for point in (own, *heuristics.seeds()) if point is not None]
+        task = Task(
+            space=space,
+            seed=seed,
+            seeds=seeds,
+            parent=parent,
+            features=heuristics.features if facts.studies else None,
+        )
+        provider = LiveProvider(
+            text,
+            space,
+            self._spec,
+            self._timed,
+            server=self._server,
+            compiler=self._compiler,
+            folder=self._folder,
+            told=told,
+        )
+        with closing(provider):
+            outcome = tune(space, provider, strategy_of(search, task), budget, seeds=seeds, journal_path=journal)
+        return Tuning(
+            text=text if outcome.config is None or outcome.best == own else with_config(text, outcome.config),
+            space=space,
+            guess=heuristics.default(),
+            outcome=outcome,
+            by_case=provider.by_case(),
+        )
+
+    def close(self) -> None:
+        """End the compilers."""
+        self._compiler.close()
+
+    def __enter__(self) -> KernelTuner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
