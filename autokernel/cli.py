@@ -39,6 +39,7 @@ COMMANDS = (
     "mcp",
     "profile",
     "judge",
+    "tune",
     "doctor",
 )
 """Modules of `autokernel.commands`, each with a function of the same name; in the order of `--help`."""

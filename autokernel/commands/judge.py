@@ -32,7 +32,7 @@ def judge(
     """Check KERNEL.py in five stages and time it. Exits 0 on PASS, 1 on any other verdict, 2 on misuse."""
     from autokernel.kernelfile import parse_kernel
 
-    text = _read(kernel)
+    text = read_kernel(kernel)
     parsed = parse_kernel(text)
     chosen = op or parsed.kernel_type
     starter = _starter(chosen, parsed) if timing else None
@@ -48,7 +48,8 @@ def judge(
     raise typer.Exit(0 if passed else REJECTED)
 
 
-def _read(path: Path) -> str:
+def read_kernel(path: Path) -> str:
+    """The text of a kernel.py that a user names. Raises: ConfigError."""
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:

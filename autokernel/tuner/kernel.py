@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from autokernel.gpus import Gpu
+import torch
+
+from autokernel.backends import require_backend
+from autokernel.ceilings import published
 from autokernel.judge.forkserver import ForkServer
 from autokernel.kernelfile import with_config
 from autokernel.records import TimedCase
+from autokernel.settings import device_of
 from autokernel.spec import KernelSpec
-from autokernel.target import Target
+from autokernel.target import Target, of_index
 from autokernel.tuner.compiling import Compiler
 from autokernel.tuner.heuristics import Heuristics
 from autokernel.tuner.importance import in_words
@@ -37,6 +42,8 @@ class Tuning:
     guess: Point
     outcome: Tuned
     by_case: dict[Point, tuple[float, ...]]
+    explanation: list[str]
+    """Why `guess`, line by line."""
 
     @property
     def is_faster(self) -> bool:
@@ -55,11 +62,24 @@ class Tuning:
         return in_words(self.space, self.outcome.trials)
 
 
+@contextmanager
+def tuner_for(
+    spec: KernelSpec, timed: Sequence[TimedCase], backend: str, sandbox: str = "auto"
+) -> Iterator[KernelTuner]:
+    """A tuner with a server and a folder of its own. Raises: ConfigError, DeviceError, WorkerError."""
+    require_backend(backend)
+    with (
+        tempfile.TemporaryDirectory(prefix="autokernel-tune-") as builds,
+        ForkServer(device_of(backend), sandbox=sandbox, builds=Path(builds)) as server,
+        KernelTuner(spec, timed, server=server, folder=Path(builds) / "tuning", sandbox=sandbox) as tuner,
+    ):
+        yield tuner
+
+
 class KernelTuner:
     """Tunes kernels of one op for the calls in `timed`; use as a context manager.
 
-    The children that time come from `server`; what is compiled lies in `folder`, below the server's. `target` and `gpu`
-    describe the server's GPU; for C++ they are `Target()` and None.
+    The children that time come from `server`, which has the device; what is compiled lies in `folder`, below its own.
     """
 
     def __init__(
@@ -69,12 +89,12 @@ class KernelTuner:
         *,
         server: ForkServer,
         folder: Path,
-        target: Target,
-        gpu: Gpu | None,
         sandbox: str = "auto",
     ) -> None:
-        self._spec, self._timed, self._server, self._folder, self._gpu = spec, timed, server, folder, gpu
+        self._spec, self._timed, self._server, self._folder = spec, timed, server, folder
         folder.mkdir(parents=True, exist_ok=True)
+        self._gpu = published(server.device)
+        target = Target() if server.device == "cpu" else of_index(torch.cuda.current_device())
         self._compiler = Compiler([item.case for item in timed], target, builds=folder, sandbox=sandbox)
 
     def tune(
@@ -123,6 +143,7 @@ class KernelTuner:
             guess=heuristics.default(),
             outcome=outcome,
             by_case=provider.by_case(),
+            explanation=heuristics.explain(heuristics.default()),
         )
 
     def close(self) -> None:
