@@ -5,6 +5,7 @@
         starter kernel -> the first incumbent
         until a rule says to move on:
             the agent edits kernel.py               propose
+            a search sets the edit's numbers        tune
             the judge runs five stages and times it judge
             better than the incumbent?              decide
             git commit stays, or git reset          record (journal, git, results.tsv)
@@ -109,7 +110,8 @@ def optimize(session: Session, planned: PlannedOp, rules: tuple[Rule, ...]) -> N
 
 
 def experiment(session: Session, history: KernelHistory, proposal: Proposal) -> KernelHistory:
-    """Judge the proposal, decide, and record it whatever came out; the history with it."""
+    """Give the proposal its best numbers, judge it, decide, and record it whatever came out; the history with it."""
+    proposal = session.tune(history, proposal)
     outcome = session.judge(history, proposal)
     decision, why = decide(history, proposal, outcome)
     return session.record(history, proposal, outcome, decision, why)

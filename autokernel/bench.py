@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from autokernel import timed
-from autokernel.errors import WorkerError
+from autokernel.errors import AutokernelError, WorkerError
 from autokernel.judge import devicehealth
 from autokernel.judge.engine import Judge
 from autokernel.judge.forkserver import ForkServer
 from autokernel.loading import get_spec
+from autokernel.numbers import Numbers
 from autokernel.recording import Work
 from autokernel.records import Baseline, Outcome, PlannedOp
 from autokernel.roofline import Ceilings
 from autokernel.settings import DTYPES_OF_BACKEND, device_of
+from autokernel.tuner.trials import Trial
+from autokernel.tuner.tuning import Budget
+
+if TYPE_CHECKING:
+    from autokernel.tuner.kernel import KernelTuner
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+MOST_EVALUATIONS = 48
+"""Of one search in the loop: a few dozen readings find what is to be found near the seeds."""
+
+TUNING = "tuning"
+"""Folder among an op's builds that the judge's own children never look into."""
 
 WORKER_RETRIES = 2
 """How often a judge whose own processes fail is started anew before the run stops for a person."""
@@ -33,17 +45,20 @@ class Bench:
         self._server = self._start_server()
         self._planned: PlannedOp | None = None
         self._judge: Judge | None = None
+        self._tuner: KernelTuner | None = None
 
     def __enter__(self) -> Bench:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._end_tuner()
         self._server.close()
 
     def turn_to(self, planned: PlannedOp) -> None:
         """Judge candidates for this op from now on."""
         if self._judge is not None and planned == self._planned:
             return
+        self._end_tuner()
         self._planned = planned
         self._judge = Judge(
             server=self._server,
@@ -61,6 +76,30 @@ class Bench:
         """PyTorch's latencies and `kernel_py`'s, interleaved, in us."""
         return self._insist(lambda judge: judge.baseline(kernel_py, compiled=compiled))
 
+    def tune(
+        self, kernel_py: str, seconds: float, *, seed: int, journal: Path, parent: Sequence[Trial]
+    ) -> Numbers | None:
+        """The best configuration of `kernel_py` that is found in so long, for what is timed; None where there is no
+        search to speak of: its results are wrong, or our own processes fail, which is logged."""
+        from autokernel.tuner.kernel import WrongResults
+
+        try:
+            tuning = self._tuner_of(self._current()).tune(
+                kernel_py,
+                Budget(seconds=seconds, evaluations=MOST_EVALUATIONS),
+                seed=seed,
+                journal=journal,
+                parent=parent,
+                right_only=True,
+            )
+        except WrongResults:
+            return None  # the judge says so, too, and why
+        except AutokernelError as error:
+            log.warning("the search for the best configuration failed (%s); the kernel is judged as it is", error)
+            self._end_tuner()
+            return None
+        return tuning.numbers
+
     @property
     def work(self) -> Work:
         """FLOPs and bytes of what is timed."""
@@ -69,6 +108,22 @@ class Bench:
     def floor_us(self, ceilings: Ceilings) -> float | None:
         """Least time that the measured ceilings allow for what is timed; None when one is unknown."""
         return timed.floor_us(self._current().spec, self._current().timed, ceilings)
+
+    def _tuner_of(self, judge: Judge) -> KernelTuner:
+        if self._tuner is None:
+            from autokernel.tuner.kernel import KernelTuner  # with Triton and scikit-learn: for runs that tune
+
+            assert self._planned is not None
+            folder = self._builds / self._planned.op / TUNING
+            self._tuner = KernelTuner(
+                judge.spec, judge.timed, server=self._server, folder=folder, sandbox=self._sandbox
+            )
+        return self._tuner
+
+    def _end_tuner(self) -> None:
+        tuner, self._tuner = self._tuner, None
+        if tuner is not None:
+            tuner.close()
 
     def _start_server(self) -> ForkServer:
         return ForkServer(device_of(self._backend), sandbox=self._sandbox, builds=self._builds)
@@ -87,6 +142,7 @@ class Bench:
                 log.warning("the judge's processes failed (%s); starting them anew", error)
                 planned, self._judge = self._planned, None
                 assert planned is not None
+                self._end_tuner()
                 self._server.close()
                 if self._server.device != "cpu":
                     devicehealth.wait_until_it_answers()

@@ -20,6 +20,7 @@ from autokernel.standing import RooflinePosition, standing
 CHARS_PER_TOKEN = 3.5
 """An estimate, on the safe side for English and code in today's tokenizers; no tokenizer is loaded for it."""
 
+NUMBERS_LINES = 24
 HISTORY_TOKENS = 4000
 """Kept free for what experiments have taught: of a playbook that would leave less, less is taken."""
 
@@ -156,6 +157,7 @@ def user_part(history: KernelHistory, context: PromptContext, detail: _Detail) -
         f"## kernel.py now (the incumbent)\n\n{experience.fenced(history.incumbent, 'python')}",
         standing(history, context.roofline, _latencies(history, context), context.resources or ()),
         *_experiments(history, detail),
+        *_numbers(history, detail),
         *_not_again(history, detail),
     ]
     if failure := experience.last_failure(history, detail.failure_chars):
@@ -220,6 +222,15 @@ def _experiments(history: KernelHistory, detail: _Detail) -> Iterator[str]:
         told = "" if len(shown) == len(done) else f" The newest {len(shown)}:"
         text += f"{told}\n\n{experience.table(shown, detail.reason_chars)}"
     yield text
+
+
+def _numbers(history: KernelHistory, detail: _Detail) -> Iterator[str]:
+    """What the newest search of an edit's configurations found."""
+    found = next((each for each in reversed(history.experiments) if each.proposal.numbers), None)
+    if found is not None and detail.rows:
+        head = f"## What a search over the CONFIG of experiment {found.number} found"
+        lines = found.proposal.numbers.splitlines()[:NUMBERS_LINES]
+        yield "\n".join([head, "", *(experience.one_line(line, experience.IDEA_CHARS) for line in lines)])
 
 
 def _not_again(history: KernelHistory, detail: _Detail) -> Iterator[str]:

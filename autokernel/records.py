@@ -277,7 +277,8 @@ class Baseline:
 class Proposal:
     """What an agent wants to try: the full text of kernel.py and the idea in one line.
 
-    `agent` is the member of an ensemble that it is from; `request` and `reply` what a model was asked and said.
+    `agent` is the member of an ensemble that it is from; `request` and `reply` what a model was asked and said;
+    `numbers` what the search for its best configuration found, in words.
     """
 
     hypothesis: str
@@ -285,6 +286,7 @@ class Proposal:
     tokens: int | None = None
     cost_usd: float | None = None
     agent: str | None = None
+    numbers: str = field(default="", repr=False)
     request: str | None = field(default=None, repr=False, compare=False)
     reply: str | None = field(default=None, repr=False, compare=False)
 

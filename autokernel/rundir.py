@@ -82,6 +82,10 @@ class RunDir:
         """What the agent answered."""
         return self.experiment_dir(op, number) / "reply.md"
 
+    def tuning_path(self, op: str, number: int) -> Path:
+        """Every configuration that the search for its numbers has measured."""
+        return self.experiment_dir(op, number) / "tuning.jsonl"
+
     def draft_path(self, op: str) -> Path:
         """The working copy that an outside agent edits."""
         return self.path / "work" / op / "kernel.py"

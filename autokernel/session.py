@@ -21,6 +21,7 @@ from autokernel.agents.host import LimitReached
 from autokernel.facts import Facts
 from autokernel.history import KernelHistory
 from autokernel.loading import starter_path
+from autokernel.numbers import is_new_structure, may_take_s, parents_trials
 from autokernel.records import Decision, Outcome, PlannedOp, Proposal, Verdict, text_digest
 from autokernel.roofline import Ceilings
 from autokernel.rules import Rule, first_reason_to_stop
@@ -207,6 +208,30 @@ class Session:
         self._pending = pending
         return proposal
 
+    def tune(self, history: KernelHistory, proposal: Proposal) -> Proposal:
+        """The proposal with the best configuration that a short search finds, where its structure is new."""
+        pending = self._pending
+        assert pending is not None, "propose first"
+        seconds = may_take_s(self.settings.tune_s, self._budget.time_left_s())
+        if pending.tuned_s is not None or pending.judged is not None or not seconds:
+            return proposal
+        if not is_new_structure(history, proposal.kernel_py):
+            return proposal
+        self.view.stage(f"{history.op}: searching the best configuration of experiment {pending.number}")
+        numbers = self._bench_of(history.planned).tune(
+            proposal.kernel_py,
+            seconds,
+            seed=self.settings.seed,
+            journal=self.run_dir.tuning_path(history.op, pending.number),
+            parent=parents_trials(self.run_dir, history, proposal.kernel_py),
+        )
+        if numbers is None:
+            return proposal
+        self._journal.append("tuned", number=pending.number, op=history.op, numbers=numbers.to_json())
+        self._pending = pending.tuned(numbers)
+        self.view.note(f"{history.op}: {numbers.gain}")
+        return self._pending.proposal
+
     def judge(self, history: KernelHistory, proposal: Proposal) -> Outcome:
         """The judge's answer on the proposal, timed against the incumbent."""
         assert self._pending is not None, "propose first"
@@ -223,7 +248,7 @@ class Session:
         assert pending is not None, "propose first"
         experiment = pending.judged
         if experiment is None:
-            experiment = pending.decided(outcome, decision, why, outcome.seconds + pending.agent_s)
+            experiment = pending.decided(outcome, decision, why, outcome.seconds + pending.spent_s)
             self._journal.append("judged", **judged_json(experiment))
         work = self._bench_of(history.planned).work
         commit = recording.commit(self._repo, self.run_dir.name, history, experiment, work, self._tip)

@@ -15,7 +15,7 @@ SANDBOX_MODES = ("auto", "strict", "off")
 OUTSIDE = "outside"
 """The agent of a run that is driven by `next` and `submit`."""
 
-LIMITS = ("budget_s", "max_experiments", "sandbox", "base_url", "max_cost_usd", "max_tokens")
+LIMITS = ("budget_s", "max_experiments", "sandbox", "tune_s", "base_url", "max_cost_usd", "max_tokens")
 """What may change when a run is resumed."""
 
 BACKENDS = ("triton", "cuda", "cpp")
@@ -46,6 +46,7 @@ class Settings:
     compile_baseline: bool = True
     starters: Path | None = None  # a folder with <op>.py that come before the project's own starters
     sandbox: str = "auto"
+    tune_s: float = 45.0  # for the search of an edit's best configuration; 0: none
     llm_model: str | None = None  # None: the agent's default
     base_url: str | None = None
     temperature: float | None = None
@@ -57,6 +58,8 @@ class Settings:
         for name in ("budget_s", "patience"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="give a positive number")
+        if not 0 <= self.tune_s < float("inf"):
+            raise ConfigError(f"--tune is {self.tune_s}", hint="give seconds, or 0 for no search")
         if self.max_experiments is not None and self.max_experiments < 1:
             raise ConfigError(f"--experiments is {self.max_experiments}", hint="give 1 or more")
         if self.starters is not None and not self.starters.is_dir():

@@ -6,7 +6,8 @@ Event kinds, in the order in which a run writes them:
     run-started  settings, version, sandbox,    op-started  op, history (without its text), digest, tip
                  environment                    proposed    number, op, hypothesis, digest, agent_s, tokens, cost_usd,
     planned      profile, plan, ceilings                    agent (of an ensemble)
-    op-stopped   op, reason                     judged      number, op, outcome, decision, reason, seconds
+    op-stopped   op, reason                     tuned       number, op, numbers (the configuration that a search found)
+                                                judged      number, op, outcome, decision, reason, seconds
     exported     tip                            recorded    number, op, commit, tip
     baseline     op, latencies_us, incumbent_us    op-skipped  op, reason (its starter does not pass here)
     integrated   result                         run-ended   reason
@@ -25,6 +26,8 @@ from typing import Any
 from autokernel.errors import IntegrityError
 from autokernel.history import KernelHistory
 from autokernel.journal import Event, Journal
+from autokernel.kernelfile import with_config
+from autokernel.numbers import Numbers
 from autokernel.records import Baseline, Decision, Experiment, Outcome, PlannedOp, Proposal, text_digest
 from autokernel.rundir import RunDir
 from autokernel.settings import Settings
@@ -38,7 +41,21 @@ class Pending:
     op: str
     proposal: Proposal
     agent_s: float
+    tuned_s: float | None = None  # seconds of the search for its numbers; None before it
     judged: Experiment | None = None
+
+    def tuned(self, numbers: Numbers) -> Pending:
+        """With the configuration that its search found."""
+        text = self.proposal.kernel_py
+        if numbers.config is not None:
+            text = with_config(text, numbers.config)
+        proposal = replace(self.proposal, kernel_py=text, numbers=numbers.words)
+        return replace(self, proposal=proposal, tuned_s=numbers.seconds)
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds of the agent and of the search."""
+        return self.agent_s + (self.tuned_s or 0.0)
 
     def decided(self, outcome: Outcome, decision: Decision, reason: str, seconds: float) -> Experiment:
         """The experiment that this becomes once it is judged; its commit comes later."""
@@ -123,6 +140,8 @@ def _fold(state: RunState, kind: str, fields: Mapping[str, Any], run_dir: RunDir
         return _with_history(state, state.histories[fields["op"]].stopped(fields["reason"]))
     if kind == "proposed":
         return replace(state, pending=_proposed(fields, run_dir), current_op=fields["op"])
+    if kind == "tuned" and state.pending is not None:
+        return replace(state, pending=state.pending.tuned(Numbers(**fields["numbers"])))
     if kind == "judged" and state.pending is not None:
         outcome, decision = Outcome.from_json(fields["outcome"]), Decision(fields["decision"])
         judged = state.pending.decided(outcome, decision, fields["reason"], fields["seconds"])

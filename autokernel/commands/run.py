@@ -33,6 +33,10 @@ def run(
     compile_baseline: flags.CompileBaseline = None,
     starters: flags.Starters = None,
     sandbox: flags.Sandbox = None,
+    tune: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="At most, for an edit's best configuration (default: 45; 0: none)."),
+    ] = None,
     llm_model: Annotated[
         str | None, typer.Option("--model", metavar="NAME", help="Model that the agent asks (default: the agent's).")
     ] = None,
@@ -70,6 +74,7 @@ def run(
         seed=seed,
         compile_baseline=compile_baseline,
         sandbox=sandbox,
+        tune_s=tune,
         llm_model=llm_model,
         base_url=base_url,
         temperature=temperature,

@@ -69,6 +69,20 @@ class TrialLog:
             raise LogError(f"{self._journal.path}, line {event.seq}: {error!r}", hint="name another journal")
         return progress
 
+    @staticmethod
+    def trials_of(path: Path) -> list[Trial]:
+        """The trials in a search's journal, whichever search it was. Raises: LogError when it is damaged."""
+        progress = Progress()
+        journal = Journal(path)
+        try:
+            for event in journal.events()[1:]:
+                _apply(progress, event.kind, event.fields)
+        except (KeyError, TypeError, ValueError) as error:
+            raise LogError(f"{path}: {error!r}", hint="name another journal")
+        finally:
+            journal.close()
+        return progress.trials
+
     def start(self, points: Sequence[Point]) -> None:
         self._write("start", points=points)
 

@@ -14,6 +14,7 @@ from autokernel.backends import require_backend
 from autokernel.ceilings import published
 from autokernel.judge.forkserver import ForkServer
 from autokernel.kernelfile import with_config
+from autokernel.numbers import Numbers
 from autokernel.records import TimedCase
 from autokernel.settings import device_of
 from autokernel.spec import KernelSpec
@@ -25,8 +26,12 @@ from autokernel.tuner.live import LiveProvider
 from autokernel.tuner.space import Point, Space
 from autokernel.tuner.strategies import DEFAULT, Task, strategy_of
 from autokernel.tuner.studies import gather
-from autokernel.tuner.trials import Trial
+from autokernel.tuner.trials import Status, Trial
 from autokernel.tuner.tuning import Budget, Tuned, tune
+
+
+class WrongResults(Exception):
+    """The kernel's own configuration runs and its results are wrong: no other is worth a search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,18 @@ class Tuning:
         """The reading of the CONFIG that was there, in us; None when it did not run."""
         own = self.space.locate(self.space.config)
         return next((t.latency_us for t in self.outcome.trials if t.point == own and t.is_valid), None)
+
+    @property
+    def numbers(self) -> Numbers:
+        """The same for a run's journal."""
+        return Numbers(
+            config=self.outcome.config if self.is_faster else None,
+            own_us=self.own_us,
+            best_us=self.outcome.latency_us,
+            evaluations=self.outcome.evaluations,
+            seconds=self.outcome.elapsed_s,
+            words=self.words,
+        )
 
     @property
     def words(self) -> str:
@@ -107,12 +124,14 @@ class KernelTuner:
         parent: Sequence[Trial] = (),
         journal: Path | None = None,
         told: Callable[[Trial], None] = lambda _trial: None,
+        right_only: bool = False,
     ) -> Tuning:
         """Search the configurations of `text`, its own first and then those that promise most.
 
         `parent` are trials of the kernel that it was edited from, `told` hears of every new one. With a `journal` that
         holds the beginning of the same search, it goes on from there.
-        Raises: ConfigError for a text with nothing to tune or an unknown search; LogError; WorkerError.
+        Raises: ConfigError for a text with nothing to tune or an unknown search; LogError; WorkerError; with
+        `right_only`, WrongResults.
         """
         facts = gather(text, self._timed[0].case, self._compiler, self._gpu)
         heuristics, space = Heuristics(facts), facts.space
@@ -125,6 +144,12 @@ class KernelTuner:
             parent=parent,
             features=heuristics.features if facts.studies else None,
         )
+
+        def heard(trial: Trial) -> None:
+            told(trial)
+            if right_only and trial.point == own and trial.status is Status.WRONG:
+                raise WrongResults(trial.error)
+
         provider = LiveProvider(
             text,
             space,
@@ -133,7 +158,7 @@ class KernelTuner:
             server=self._server,
             compiler=self._compiler,
             folder=self._folder,
-            told=told,
+            told=heard,
         )
         with closing(provider):
             outcome = tune(space, provider, strategy_of(search, task), budget, seeds=seeds, journal_path=journal)

@@ -24,6 +24,7 @@ from tests.loop.conftest import git
 EXPECTED = [("FAIL", "REVERT"), ("CRASH", "REVERT"), ("SCREENED", "REVERT"), ("PASS", "KEEP")]
 LIMIT = ["--minutes", "10"]
 FLAGS = [*LIMIT, "--ops", "rmsnorm", "--agent", "replay:candidates", "--starters", "starters", "--no-compile-baseline"]
+FLAGS += ["--tune", "0"]  # test_numbers.py has it
 
 
 def settings(workdir, **changes):
@@ -35,6 +36,7 @@ def settings(workdir, **changes):
         agent=f"replay:{workdir / 'candidates'}",
         compile_baseline=False,
         starters=workdir / "starters",
+        tune_s=0,
     )
     return replace(base, **changes)
 

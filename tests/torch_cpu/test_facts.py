@@ -15,8 +15,8 @@ from autokernel import binaries, gpus, resources
 from autokernel.agents import plain_context
 from autokernel.facts import Facts
 from autokernel.judge import places
-from autokernel.judge.folders import keep_files_in
 from autokernel.judge.engine import Judge
+from autokernel.judge.folders import keep_files_in
 from autokernel.judge.forkserver import ForkServer
 from autokernel.loading import get_spec, load_file, specs, starter_path
 from autokernel.native import compile_library, find_nvcc

@@ -1,0 +1,104 @@
+"""Numbers by search in the loop: an edit of the structure is judged with the best configuration that a short search
+finds. Which edits, for how long, and what an earlier search gives the next; no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autokernel.errors import AutokernelError, ConfigError
+from autokernel.history import KernelHistory
+from autokernel.kernelfile import Value, parse_kernel, with_config
+from autokernel.records import Decision
+from autokernel.rundir import RunDir
+from autokernel.structure import structure
+from autokernel.tuner.journal import TrialLog
+from autokernel.tuner.space import Space
+from autokernel.tuner.trials import Trial
+
+SHARE_OF_REST = 0.05
+"""Of the run's time that is left: so much may one search take at most."""
+
+LEAST_S = 5.0
+"""A search that may take less is not worth beginning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """What a search came to. `config` is the winner, None where the kernel's own is best; `words` are for the agent."""
+
+    config: Mapping[str, Value] | None
+    own_us: float | None
+    best_us: float | None
+    evaluations: int
+    seconds: float
+    words: str
+
+    @property
+    def gain(self) -> str:
+        """`24 configurations: 71.2 -> 63.0 us`."""
+        if self.best_us is None:
+            return f"{self.evaluations} configurations, none runs"
+        before = "" if self.own_us is None or self.config is None else f"{self.own_us:.1f} -> "
+        return f"{self.evaluations} configurations: {before}{self.best_us:.1f} us"
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object whose fields `Numbers` takes."""
+        return {
+            "config": None if self.config is None else dict(self.config),
+            "own_us": self.own_us,
+            "best_us": self.best_us,
+            "evaluations": self.evaluations,
+            "seconds": self.seconds,
+            "words": self.words,
+        }
+
+
+def may_take_s(tune_s: float, left_s: float) -> float:
+    """Seconds for one search, 0 for none, where `tune_s` is the user's limit and `left_s` what the run has left."""
+    seconds = min(tune_s, SHARE_OF_REST * left_s)
+    return seconds if seconds >= LEAST_S else 0.0
+
+
+def is_new_structure(history: KernelHistory, text: str) -> bool:
+    """Whether `text` has knobs with a choice, and differs from all earlier kernels of the op by more than CONFIG."""
+    try:
+        if not Space.read(text).knobs:
+            return False
+        skeleton = _skeleton(text)
+    except ConfigError:
+        return False  # the judge says what is wrong with it
+    earlier = [history.incumbent, history.starter, *(each.proposal.kernel_py for each in history.experiments)]
+    return skeleton not in {_skeleton(kernel) for kernel in earlier if kernel is not None}
+
+
+def parents_trials(run_dir: RunDir, history: KernelHistory, text: str) -> list[Trial]:
+    """What the search of the incumbent measured, as trials of `text`'s own space; those that it does not have are left
+    out, and all of them where the incumbent was not searched."""
+    kept = [each for each in history.experiments if each.decision is Decision.KEEP]
+    path = run_dir.tuning_path(history.op, kept[-1].number) if kept else None
+    if path is None or not path.is_file():
+        return []
+    try:
+        theirs, ours = Space.read(kept[-1].proposal.kernel_py), Space.read(text)
+        return [
+            trial
+            for old in TrialLog.trials_of(path)
+            if len(old.point) == len(theirs.knobs) and (trial := _moved(old, theirs, ours)) is not None
+        ]
+    except AutokernelError:
+        return []  # a hint only; a damaged one is no reason to stop a night
+
+
+def _moved(trial: Trial, theirs: Space, ours: Space) -> Trial | None:
+    point = ours.locate({**ours.config, **theirs.config_at(trial.point)})
+    return None if point is None else replace(trial, point=ours.canonical(point), digest=None)
+
+
+def _skeleton(text: str) -> str:
+    try:
+        return structure(with_config(text, {}) if parse_kernel(text).config else text)
+    except ConfigError:
+        return structure(text)

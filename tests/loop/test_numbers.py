@@ -1,0 +1,98 @@
+"""In the loop, an edit of the structure is judged with the configuration that a search found for it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from autokernel.history import KernelHistory
+from autokernel.kernelfile import parse_kernel
+from autokernel.live import PlainView
+from autokernel.loading import load_file, toplevel
+from autokernel.numbers import is_new_structure, may_take_s, parents_trials
+from autokernel.records import Baseline, Decision, PlannedOp
+from autokernel.rundir import find_run
+from autokernel.settings import Settings
+from autokernel.state import load_state
+from tests.loop.conftest import HONEST
+
+KNOBS = 'TUNABLES = {"WAIT": [0, 300, 3000, 9000]}\nCONFIG = {"WAIT": 3000}\n'
+WAITING = HONEST.replace("SOURCE = r", KNOBS + "SOURCE = r", 1)
+WAITING = WAITING.replace(
+    "double scale = 1 /", "for (volatile int i = 0; i < WAIT; ++i) {}\n        double scale = 1 /"
+)
+WAITING = WAITING.replace('flags=["-O2"]', 'flags=["-O2", f"-DWAIT={CONFIG[\'WAIT\']}"]')
+"""Right, and as slow as its CONFIG says; the starter of these runs waits as long as it does."""
+
+WRONG = WAITING.replace("sum / cols + eps", "sum / cols + eps + 1")
+
+
+@pytest.fixture
+def run(workdir):
+    """The state after a run over the given candidates, and its directory."""
+    orchestrate = load_file(toplevel("orchestrate.py"), "autokernel_orchestrate")
+
+    def of(*candidates, **changes):
+        for path in (workdir / "candidates" / "rmsnorm").iterdir():
+            path.unlink()
+        for number, text in enumerate(candidates):
+            (workdir / "candidates" / "rmsnorm" / f"{number}.py").write_text(text)
+        settings = Settings(
+            model=str(workdir / "norms.py"),
+            workdir=workdir,
+            budget_s=900,
+            ops=("rmsnorm",),
+            agent=f"replay:{workdir / 'candidates'}",
+            compile_baseline=False,
+            starters=workdir / "starters",
+            max_experiments=len(candidates),
+        )
+        orchestrate.run(replace(settings, **changes), PlainView())
+        found = find_run(workdir)
+        return load_state(found), found
+
+    return of
+
+
+def events(run_dir, kind):
+    lines = [json.loads(line) for line in run_dir.journal_path.read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def test_an_edit_is_kept_with_the_numbers_that_the_search_found(run):
+    state, found = run(WAITING)
+    (experiment,) = state.histories["rmsnorm"].experiments
+    assert experiment.decision is Decision.KEEP
+    assert parse_kernel(experiment.proposal.kernel_py).config == {"WAIT": 0}
+    (tuned,) = events(found, "tuned")
+    numbers = tuned["numbers"]
+    assert numbers["config"] == {"WAIT": 0}
+    assert numbers["best_us"] < numbers["own_us"]
+    assert "WAIT" in experiment.proposal.numbers
+    assert experiment.seconds > numbers["seconds"]
+    trials = parents_trials(found, state.histories["rmsnorm"], WAITING)
+    assert {trial.point for trial in trials} == {(0,), (1,), (2,), (3,)}
+
+
+def test_what_computes_something_else_is_not_searched_and_what_only_changes_config_is_not_either(run):
+    other = WAITING.replace('CONFIG = {"WAIT": 3000}', 'CONFIG = {"WAIT": 300}')
+    state, found = run(WRONG, WAITING, other, tune_s=30.0)
+    history = state.histories["rmsnorm"]
+    assert [str(each.outcome.verdict) for each in history.experiments[:2]] == ["FAIL", "PASS"]
+    assert [event["number"] for event in events(found, "tuned")] == [2]
+
+
+def test_a_search_needs_time_and_a_new_structure():
+    assert may_take_s(45.0, 8 * 3600) == 45.0
+    assert may_take_s(45.0, 400.0) == 20.0
+    assert may_take_s(45.0, 60.0) == 0.0
+    assert may_take_s(0.0, 8 * 3600) == 0.0
+    planned = PlannedOp(op="rmsnorm", cases=(), time_us=1.0, share=0.5, headroom=None, potential=1.5)
+    baseline = Baseline(latencies_us={"eager": 1.0})
+    history = KernelHistory(
+        planned=planned, backend="cpp", device="cpu", baseline=baseline, incumbent=WAITING, incumbent_us=1.0
+    )
+    assert not is_new_structure(history, WAITING.replace("3000}", "0}"))
+    assert not is_new_structure(history, HONEST)
+    assert is_new_structure(history, WAITING.replace("-O2", "-O3"))
+    assert not is_new_structure(history, "def kernel_fn(")
