@@ -28,6 +28,9 @@ SPECIAL = frozenset(
 )
 """Operations that take several times as long as a multiplication."""
 
+MASKING = ("arith.cmpi", "arith.cmpf", "arith.andi")
+"""Of whole tiles: they take no register, but time."""
+
 STORES = (
     "tt.store",
     "tt.descriptor_store",
@@ -141,11 +144,10 @@ def _kind(dots: Sequence[Op], reductions: Sequence[Op]) -> Kind:
 
 def _computes(op: Op) -> bool:
     """Whether an operation works on the elements of a tile of numbers."""
-    return (
-        op.name.startswith(("arith.", "math."))
-        and op.name not in FREE
-        and any(t.sides and t.is_float for t in op.types)
-    )
+    if op.name in MASKING:
+        return bool(op.types) and len(op.types[0].sides) > 1
+    numbers = any(tile.sides and tile.is_float for tile in op.types)
+    return numbers and op.name.startswith(("arith.", "math.")) and op.name not in FREE
 
 
 def _times(program: Program, trips: Sequence[float]) -> Any:

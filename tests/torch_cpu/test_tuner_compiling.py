@@ -159,7 +159,9 @@ def test_failures_cost_only_their_own_candidate():
     expected = [Status.OK, Status.TIMEOUT, *[Status.COMPILE_ERROR] * 5, Status.OK]
     assert [each.status for each in found] == expected, [each.error for each in found]
     assert took < 40
-    for each, words in zip(found[1:7], ["3 s", "exit code 3", "SIGSEGV", "not valid", "no such luck", "f("], strict=True):
+    for each, words in zip(
+        found[1:7], ["3 s", "exit code 3", "SIGSEGV", "not valid", "no such luck", "f("], strict=True
+    ):
         assert words in each.error, each.error
     assert found[0].digest
     assert found[0].digest == found[7].digest
