@@ -93,6 +93,16 @@ class Work:
         return Work(kind=Kind(raw["kind"]), dot=(rows, columns, depth), by_descriptor=descriptors, **fields)  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One launch that a Triton kernel makes: which kernel, its warps and stages, and the work of one program."""
+
+    kernel: str
+    warps: int
+    stages: int
+    work: Work
+
+
 def work_of(text: str, grid: Sequence[int], arguments: Sequence[str]) -> Work:
     """What a kernel does, from its IR and how it is launched."""
     program = ttir.read(text)

@@ -10,18 +10,21 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from autokernel import gpus
 from autokernel.errors import ConfigError
 from autokernel.gpus import Gpu
 from autokernel.kernelfile import parse_kernel, with_config
 from autokernel.records import Case
-from autokernel.tuner.compiling import Compiler, Launch, arch_of
 from autokernel.tuner.costmodel import Device
-from autokernel.tuner.kinds import Kind
+from autokernel.tuner.kinds import Kind, Launch
 from autokernel.tuner.knobs import Knob
 from autokernel.tuner.roles import Role, is_left_to_kernel, role_of
 from autokernel.tuner.space import Point, Space
+
+if TYPE_CHECKING:
+    from autokernel.tuner.compiling import Compiler
 
 MOST_STUDIES = 96
 """Combinations that are looked at: 50 ms each. Of larger spaces a sample is, which the search then goes beyond."""
@@ -107,7 +110,7 @@ def gather(text: str, case: Case, compiler: Compiler, gpu: Gpu | None = None) ->
     base = space.locate(space.config)
     if not space.knobs or base is None:
         raise ConfigError("kernel.py has nothing to tune", hint="list two values of a knob in TUNABLES")
-    gpu = gpu or representative(arch_of(compiler.target))
+    gpu = gpu or representative(compiler.arch)
     device = Device.of(gpu) if gpu is not None else None
     kernel = parse_kernel(text)
     if kernel.backend != "triton":
