@@ -22,7 +22,7 @@ BASE_REGISTERS = 24  # of a thread, for indices and bounds: the least that kerne
 ACCESS_BYTES = 16  # of one load by one thread; each has an address of two registers
 MMA_OPERANDS = 32  # registers for operands where products read them from there
 MOST_REGISTERS = 255
-CONVERSION = 1.125  # a layout change pads the rows of what it writes to shared memory
+CONVERSION = 1.125  # a layout change may pad the rows of what it writes to shared memory; a descriptor cannot
 BARRIER_BYTES = 64  # of the asynchronous operations of a loop
 SPILL_COST = 2.0  # of a register that lies in memory, over one that does not, per share of all registers
 PRODUCT_ROWS = 64  # of one instruction that takes its operands from shared memory, by four warps
@@ -107,9 +107,9 @@ def shared_bytes(work: Work, warps: int, stages: int, product: Product, *, bound
     ring = work.ring_bytes * buffers(work, warps, stages, product)
     streamed = work.streamed_bytes * (stages - (not bound) if work.loop_stages > 1 else 0)
     left = 0.0 if reads_shared(work, warps, product) else work.left_bytes
-    converts = bound or work.dot[0] > 0
-    loop = ring + streamed + (work.loop_scratch_bytes + left) * CONVERSION * converts
-    outside = work.scratch_bytes * CONVERSION * converts
+    padded = 0.0 if not bound and not work.dot[0] else 1.0 if work.by_descriptor else CONVERSION
+    loop = ring + streamed + (work.loop_scratch_bytes + left) * padded
+    outside = work.scratch_bytes * padded
     if product is Product.MFMA:  # operands that stay do so in registers
         most = max(loop, outside, work.resident_bytes * CONVERSION)
     else:

@@ -128,12 +128,12 @@ class Heuristics:
             )
         for k, knob in enumerate(self.space.knobs):
             value = knob.values[point[k]]
-            if not self._is_free(k, point) and not is_left_to_kernel(value):
-                lines.append(f"{knob.name} = {value!r}: as in CONFIG; its role is not known")
-            elif is_left_to_kernel(value):
-                lines.append(f"{knob.name} = {value!r}: left to the kernel, which chooses by shape")
-            else:
+            if self._is_free(k, point):
                 lines.append(f"{knob.name} = {value!r}: {'; '.join(self._alternatives(point, k)) or 'no other value'}")
+            elif role_of(knob) in (Role.OTHER, Role.FLAG):
+                lines.append(f"{knob.name} = {value!r}: as in CONFIG; what it does is not known")
+            else:
+                lines.append(f"{knob.name} = {value!r}: left to the kernel, which chooses by shape")
         return lines
 
     # -- the parts of this
@@ -156,7 +156,7 @@ class Heuristics:
         """Whether a knob is ours to choose: flags only where a study shows what they do."""
         role = role_of(self.space.knobs[k])
         if role is Role.FLAG:
-            return k in self.facts.shaping
+            return bool(self.facts.studies) and k in self.facts.shaping
         return role is not Role.OTHER and not is_left_to_kernel(self.space.knobs[k].values[config[k]])
 
     def _combinations(self, options: Sequence[Sequence[int]]) -> Iterator[Point]:
@@ -180,20 +180,22 @@ class Heuristics:
 
     def _alternatives(self, point: Point, k: int) -> Iterator[str]:
         """What the next smaller and the next larger value of a knob would do."""
-        knob, value = self.space.knobs[k], self.space.knobs[k].values[point[k]]
-        rising = sorted((v, i) for i, v in enumerate(knob.values) if isinstance(v, int) and not is_left_to_kernel(v))
-        at = [v for v, _ in rising].index(value) if isinstance(value, int) else 0
+        knob = self.space.knobs[k]
+        rising = sorted(amounts_of(knob), key=lambda index: float(knob.values[index]))
+        at = rising.index(point[k])
         for step, word in ((-1, "less"), (1, "more")):
             if 0 <= at + step < len(rising):
-                other = (*point[:k], rising[at + step][1], *point[k + 1 :])
-                yield f"{word} ({rising[at + step][0]}) {self._compared(point, other)}"
+                index = rising[at + step]
+                yield f"{word} ({knob.values[index]}) {self._compared(point, (*point[:k], index, *point[k + 1 :]))}"
 
     def _compared(self, point: Point, other: Point) -> str:
         if not self.space.allowed(other):
             return "is against the kernel's constraints"
         here, there = self.estimates(point), self.estimates(other)
         if here is None or there is None:
-            return "is further from the usual" if self.cost(other) > self.cost(point) else "is as good"
+            if self.facts.studies:
+                return "was not looked at"
+            return "is further from the usual" if self.cost(other) > self.cost(point) else "is as usual"
         for each in there:
             if not each.fits:
                 return f"does not fit: up to {each.shared_bytes} bytes of shared memory, {each.registers} registers"

@@ -57,6 +57,7 @@ class Facts:
     """
 
     space: Space
+    backend: str
     case: Case
     device: Device | None
     kind: Kind | None
@@ -115,7 +116,17 @@ def gather(text: str, case: Case, compiler: Compiler, gpu: Gpu | None = None) ->
     kernel = parse_kernel(text)
     if kernel.backend != "triton":
         kind = KIND_OF_OP.get(kernel.kernel_type)
-        return Facts(space=space, case=case, device=device, kind=kind, base=base, shaping=(), studies={}, failures={})
+        return Facts(
+            space=space,
+            backend=kernel.backend,
+            case=case,
+            device=device,
+            kind=kind,
+            base=base,
+            shaping=(),
+            studies={},
+            failures={},
+        )
     base = _with_visible_stages(space, base)
     shaping = tuple(k for k, knob in enumerate(space.knobs) if role_of(knob) in SHAPING and _chosen(space, k, base))
     choices = list(_choices(space, base, shaping))
@@ -125,6 +136,7 @@ def gather(text: str, case: Case, compiler: Compiler, gpu: Gpu | None = None) ->
     kinds = [launch.work.kind for study in studies.values() for launch in study]
     return Facts(
         space=space,
+        backend=kernel.backend,
         case=case,
         device=device,
         kind=_joined(kinds) or KIND_OF_OP.get(kernel.kernel_type),

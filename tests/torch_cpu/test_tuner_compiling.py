@@ -257,7 +257,7 @@ def test_explanation_says_what_bound_each_choice(advice):
     assert lines[0] == "kind: matmul"
     for knob in advice.space.knobs:
         assert any(line.startswith(f"{knob.name} = ") for line in lines), knob.name
-    assert "role is not known" in next(line for line in lines if line.startswith("SPEED"))
+    assert "what it does is not known" in next(line for line in lines if line.startswith("SPEED"))
 
 
 @needs_triton

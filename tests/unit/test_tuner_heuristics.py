@@ -224,7 +224,7 @@ def unstudied():
     tensors = {name: TensorMeta(shape=shape, dtype="bf16") for name, shape in shapes.items()}
     case = Case(op="rmsnorm", name="rows", dtype="bf16", tensors=tensors)
     return Facts(
-        space=space, case=case, device=Device.of(representative("sm_90")), kind=Kind.REDUCTION,
+        space=space, backend="cuda", case=case, device=Device.of(representative("sm_90")), kind=Kind.REDUCTION,
         base=space.locate(space.config), shaping=(), studies={}, failures={},
     )  # fmt: skip
 
@@ -239,6 +239,11 @@ def test_without_a_study_usual_amounts_by_role_are_the_default(unstudied):
     assert all(advice.space.config_at(point)["STREAM"] == 1 for point in seeds)
     assert advice.features(seeds[0]) == (0.0,) * len(FEATURES)
     assert any("THREADS" in line for line in advice.explain(seeds[0]))
+
+
+def test_on_a_cpu_config_is_the_best_guess(unstudied):
+    advice = Heuristics(dataclasses.replace(unstudied, backend="cpp"))
+    assert advice.space.config_at(advice.default()) == advice.space.config
 
 
 def test_vector_width_follows_the_dtype(unstudied):
