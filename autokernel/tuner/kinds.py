@@ -28,6 +28,8 @@ SPECIAL = frozenset(
 )
 """Operations that take several times as long as a multiplication."""
 
+WIDE_BYTES = 4  # of an element in which arithmetic is done
+
 MASKING = ("arith.cmpi", "arith.cmpf", "arith.andi")
 """Of whole tiles: they take no register, but time."""
 
@@ -231,8 +233,13 @@ def _rings(program: Program, loads: Sequence[Op], dots: Sequence[Op]) -> tuple[f
 
 
 def _scratch(program: Program, stores: Sequence[Op], *, inside: bool) -> float:
-    """Bytes of the largest value whose layout a store or a product may make the compiler change."""
-    sizes = [_stored(op).nbytes for op in stores if (op.loop is not None) == inside]
+    """Bytes of the largest value whose layout a store or a product may make the compiler change.
+
+    Sums of products change theirs when they are rounded already; other values may still be fp32.
+    """
+    width = 0 if any(op.name == "tt.dot" for op in program.ops) else WIDE_BYTES
+    stored = [_stored(op) for op in stores if (op.loop is not None) == inside]
+    sizes = [tile.elements * max(tile.element_bytes, width) for tile in stored]
     return max([*sizes, *_computed(program, operand=1, inside=inside)], default=0.0)
 
 

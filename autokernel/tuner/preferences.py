@@ -1,8 +1,8 @@
 """Usual amounts by role, for kernels whose work cannot be studied: CUDA C++ and C++.
 
 A memory access of 16 bytes, enough threads for a row but no more than keep several blocks on a multiprocessor: what a
-person would begin with on a GPU. For what has no usual amount, and on a CPU, CONFIG is the best guess. The distance from
-all that ranks configurations.
+person would begin with on a GPU. For what has no usual amount, and on a CPU, CONFIG is the best guess. Configurations
+are ranked by the distance from that.
 """
 
 from __future__ import annotations
