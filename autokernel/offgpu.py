@@ -93,7 +93,7 @@ def ir_of_launches(
 ) -> list[tuple[Call, str, int, int]]:
     """(call, Triton's IR of its kernel, warps, stages) of each launch, in their order; no machine code is made.
 
-    Raises: KeyError for an unknown target; whatever the kernel or Triton's front end raises.
+    Raises: KeyError for an unknown target; ValueError for a Gluon kernel; whatever Triton's front end raises.
     """
     launches: list[tuple[Call, str, int, int]] = []
     run = JITFunction.run
@@ -132,6 +132,8 @@ def _ttir(src: Any, target: GPUTarget, options: dict[str, Any], **_: Any) -> _Ir
     module = src.make_ir(target, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context)
     stages: dict[str, Callable[..., Any]] = {}
     backend.add_stages(stages, parsed, src.language)
+    if "ttir" not in stages:
+        raise ValueError(f"{src.name} is written in Gluon, which has no such IR")
     module = stages["ttir"](module, {})
     return _Ir(ir=str(module), num_warps=parsed.num_warps, num_stages=parsed.num_stages)
 

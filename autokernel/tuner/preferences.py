@@ -1,7 +1,8 @@
 """Usual amounts by role, for kernels whose work cannot be studied: CUDA C++ and C++.
 
-A memory access of 16 bytes, enough threads for a row or a tile but no more than keep several blocks on a
-multiprocessor, and no sharing of results: what a person would begin with. The distance from that ranks configurations.
+A memory access of 16 bytes, enough threads for a row but no more than keep several blocks on a multiprocessor: what a
+person would begin with on a GPU. For what has no usual amount, and on a CPU, CONFIG is the best guess. Configurations
+are ranked by the distance from that.
 """
 
 from __future__ import annotations
@@ -15,29 +16,26 @@ from autokernel.tuner.studies import ITEM_BYTES, WORD_BYTES, Facts
 
 ACCESS_BYTES = 16
 ROW_THREADS = (64, 512)  # fewest and most for one row
-USUAL: Mapping[Role, float] = {
-    Role.WARPS: 4,
-    Role.THREADS: 256,
-    Role.STAGES: 3,
-    Role.GROUP: 8,
-    Role.SPLIT: 1,
-    Role.UNROLL: 2,
-    Role.VECTOR: 4,
-    Role.TILE: 64,
-}
+USUAL: Mapping[Role, float] = {Role.WARPS: 4, Role.THREADS: 256, Role.UNROLL: 2, Role.VECTOR: 4}
+SINGLE = ("ROWS", "HEADS", "ROWS_PER_BLOCK")
+"""Names of amounts that are one unless something speaks for more."""
+
 WEIGHT: Mapping[Role, float] = {Role.VECTOR: 2.0, Role.THREADS: 1.5}
 """How much a factor of two matters, where it is not 1."""
 
 
 def distance(facts: Facts, point: tuple[int, ...]) -> float:
     """How far a configuration is from the usual one: 1 and above, in factors of two weighted by role."""
-    wanted = {**USUAL, **_of_rows(facts)}
+    usual = {} if facts.backend == "cpp" else {**USUAL, **_of_rows(facts)}
     total = 1.0
     for knob, index in zip(facts.space.knobs, point, strict=True):
-        value, role = knob.values[index], role_of(knob)
-        if role in wanted and isinstance(value, int) and not is_left_to_kernel(value):
-            usual = 1.0 if knob.name.upper() in ("ROWS", "HEADS") else wanted[role]
-            total += WEIGHT.get(role, 1.0) * abs(math.log2(value / usual))
+        value, role, config = knob.values[index], role_of(knob), facts.space.config[knob.name]
+        if role in (Role.OTHER, Role.FLAG) or is_left_to_kernel(value) or is_left_to_kernel(config):
+            continue
+        wanted = usual.get(role, float(config))
+        if usual and knob.name.upper() in SINGLE:
+            wanted = 1.0
+        total += WEIGHT.get(role, 1.0) * abs(math.log2(float(value) / wanted))
     return total
 
 
@@ -47,7 +45,7 @@ def _of_rows(facts: Facts) -> dict[Role, float]:
     if first is None or not first.shape:
         return {}
     vector = ACCESS_BYTES / ITEM_BYTES.get(first.dtype, WORD_BYTES)
-    wanted = {Role.VECTOR: vector}
+    wanted: dict[Role, float] = {Role.VECTOR: vector}
     if facts.kind in (Kind.REDUCTION, Kind.POINTWISE):
         accesses = first.shape[-1] / vector / USUAL[Role.UNROLL]
         low, high = ROW_THREADS

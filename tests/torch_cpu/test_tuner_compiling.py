@@ -1,10 +1,9 @@
-"""Compiling candidates in confined children, with the real compilers and no GPU; and seeds that hold what they promise."""
+"""Compiling candidates in confined children, with the real compilers and no GPU; seeds that hold what they promise."""
 
 import importlib.util
 import shutil
 import textwrap
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -34,7 +33,7 @@ import triton.language as tl
 KERNEL_TYPE = "matmul"
 BACKEND = "triton"
 TUNABLES = {
-    "BLOCK_M": [32, 64, 128], "BLOCK_N": [32, 64, 128], "BLOCK_K": [32, 64], "GROUP_M": [1, 8],
+    "BLOCK_M": [32, 64, 128], "BLOCK_N": [64, 128], "BLOCK_K": [32, 64], "GROUP_M": [1, 8],
     "num_warps": [4, 8], "num_stages": [1, 2, 3, 4], "SPEED": [1, 2],
 }
 CONFIG = {
@@ -91,21 +90,31 @@ def product_on_hopper():
         yield compiler
 
 
+@pytest.fixture(scope="module")
+def rows_on_hopper():
+    with Compiler([SOFTMAX], "sm_90", processes=2, deadline_s=60.0) as compiler:
+        yield compiler
+
+
+@pytest.fixture(scope="module", params=["sm_80", "sm_100", "gfx942"])
+def product_elsewhere(request):
+    with Compiler([MATMUL], request.param, processes=2) as compiler:
+        yield compiler
+
+
 @needs_triton
-@pytest.mark.parametrize("target", ["sm_80", "sm_100", "gfx942"])
-def test_starter_compiles_for_a_target_that_is_not_here(target):
-    text = starter_path("softmax", "triton").read_text()
-    with Compiler([SOFTMAX], target, processes=1) as compiler:
-        (compiled,) = compiler.compile([text])
+def test_starter_compiles_for_a_target_that_is_not_here(product_elsewhere):
+    text = starter_path("matmul", "triton").read_text()
+    (compiled,) = product_elsewhere.compile([text])
     assert compiled.status is Status.OK, compiled.error
     kernel = compiled.hungriest
     assert kernel.registers
     assert kernel.stack_bytes == 0
-    assert kernel.threads % KNOWN_TARGETS[target].warp_size == 0
+    assert kernel.threads % KNOWN_TARGETS[product_elsewhere.arch].warp_size == 0
     assert kernel.blocks_per_sm >= 1
     assert compiled.digest
     assert compiled.compile_s > 0.05
-    assert "tt.reduce" in compiled.ttir[0]
+    assert "tt.dot" in compiled.ttir[0]
 
 
 @needs_triton
@@ -126,18 +135,16 @@ def test_digest_tells_code_and_launches_apart_and_nothing_else(product_on_hopper
 
 
 @needs_triton
-def test_what_the_target_cannot_hold_is_a_launch_error(product_on_hopper):
-    small = replace(KNOWN_TARGETS["sm_90"], shared_bytes=16 << 10)
+def test_what_the_target_cannot_hold_is_a_launch_error(product_elsewhere):
     text = configured(BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, num_stages=4)
-    assert product_on_hopper.compile([text])[0].status is Status.OK
-    with Compiler([MATMUL], small, processes=1) as compiler:
-        (compiled,) = compiler.compile([text])
-    assert compiled.status is Status.LAUNCH_ERROR
-    assert "shared memory" in compiled.error
+    (compiled,) = product_elsewhere.compile([text])
+    small = product_elsewhere.arch == "gfx942"  # 64 KiB for a block, of which it would take more
+    assert compiled.status is (Status.LAUNCH_ERROR if small else Status.OK), compiled.error
+    assert ("shared memory" in compiled.error) == small
 
 
 @needs_compiler
-def test_failures_cost_only_their_own_candidate():
+def test_failures_cost_only_their_own_candidate(rows_on_hopper):
     good = starter_path("softmax", "cpp").read_text()
     texts = [
         good,
@@ -149,13 +156,12 @@ def test_failures_cost_only_their_own_candidate():
         broken("from autokernel.native import build\nbuild('int f( {')"),
         good + "\n# again\n",
     ]
-    with Compiler([SOFTMAX], "sm_90", processes=2, deadline_s=60.0) as compiler:
-        compiler.compile([good])  # the server has started
-        start = time.perf_counter()
-        hung = compiler.start(texts[1], deadline_s=3.0)
-        others = compiler.compile([text for text in texts if text is not texts[1]])
-        took = time.perf_counter() - start
-        found = [others[0], hung.result(), *others[1:]]
+    rows_on_hopper.compile([good])  # the server has started
+    start = time.perf_counter()
+    hung = rows_on_hopper.start(texts[1], deadline_s=3.0)
+    others = rows_on_hopper.compile([text for text in texts if text is not texts[1]])
+    took = time.perf_counter() - start
+    found = [others[0], hung.result(), *others[1:]]
     expected = [Status.OK, Status.TIMEOUT, *[Status.COMPILE_ERROR] * 5, Status.OK]
     assert [each.status for each in found] == expected, [each.error for each in found]
     assert took < 40
@@ -168,13 +174,13 @@ def test_failures_cost_only_their_own_candidate():
 
 
 @needs_compiler
-def test_native_digest_follows_the_compilers_output():
+def test_native_digest_follows_the_compilers_output(rows_on_hopper):
     text = starter_path("softmax", "cpp").read_text()
     config = dict(parse_kernel(text).config)
     knob = next(name for name, values in parse_kernel(text).tunables.items() if name == "UNROLL")
     other = next(value for value in parse_kernel(text).tunables[knob] if value != config[knob])
-    with Compiler([SOFTMAX], "sm_90", processes=2) as compiler:
-        here, there = compiler.compile([with_config(text, config), with_config(text, {**config, knob: other})])
+    texts = [with_config(text, config), with_config(text, {**config, knob: other})]
+    here, there = rows_on_hopper.compile(texts)
     assert here.status is there.status is Status.OK, (here.error, there.error)
     assert here.digest != there.digest
 
@@ -202,9 +208,8 @@ def kernel_fn(x, dim=-1):
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
-def test_cuda_is_built_and_read_without_a_gpu():
-    with Compiler([SOFTMAX], "sm_90", processes=2) as compiler:
-        here, there = compiler.compile([CUDA, with_config(CUDA, {"THREADS": 256, "VECTOR": 1})])
+def test_cuda_is_built_and_read_without_a_gpu(rows_on_hopper):
+    here, there = rows_on_hopper.compile([CUDA, with_config(CUDA, {"THREADS": 256, "VECTOR": 1})])
     assert here.status is Status.OK, here.error
     assert (here.resources[0].kernel, here.resources[0].threads) == ("scale", 128)
     assert here.resources[0].shared_bytes == 0
@@ -257,7 +262,7 @@ def test_explanation_says_what_bound_each_choice(advice):
     assert lines[0] == "kind: matmul"
     for knob in advice.space.knobs:
         assert any(line.startswith(f"{knob.name} = ") for line in lines), knob.name
-    assert "role is not known" in next(line for line in lines if line.startswith("SPEED"))
+    assert "what it does is not known" in next(line for line in lines if line.startswith("SPEED"))
 
 
 @needs_triton
@@ -268,12 +273,18 @@ def test_features_are_numbers_for_every_studied_point(advice):
 
 
 @needs_triton
-@pytest.mark.parametrize("target", ["sm_90", "sm_80", "sm_100", "gfx942"])
-def test_predicted_shared_memory_is_never_below_the_real_one(target):
-    with Compiler([MATMUL], target, processes=2) as compiler:
-        advice = Heuristics(gather(PRODUCT, MATMUL, compiler))
-        seeds = advice.seeds(6 if target == "sm_90" else 4)
-        found = compiler.compile([with_config(PRODUCT, advice.space.config_at(point)) for point in seeds])
+def test_predicted_shared_memory_is_never_below_the_real_one(advice, product_on_hopper):
+    check_seeds(advice, advice.seeds(5), product_on_hopper)
+
+
+@needs_triton
+def test_nor_is_it_on_other_targets(product_elsewhere):
+    advice = Heuristics(gather(PRODUCT, MATMUL, product_elsewhere))
+    check_seeds(advice, advice.seeds(4)[:2], product_elsewhere)
+
+
+def check_seeds(advice, seeds, compiler):
+    found = compiler.compile([with_config(PRODUCT, advice.space.config_at(point)) for point in seeds])
     for point, compiled in zip(seeds, found, strict=True):
         assert compiled.status is Status.OK, compiled.error
         (predicted,) = advice.estimates(point)
