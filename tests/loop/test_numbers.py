@@ -1,16 +1,14 @@
 """In the loop, an edit of the structure is judged with the configuration that a search found for it."""
 
 import json
-from dataclasses import replace
 
-import pytest
-
+from autokernel import wholemodel
 from autokernel.history import KernelHistory
 from autokernel.kernelfile import parse_kernel
 from autokernel.live import PlainView
 from autokernel.loading import load_file, toplevel
 from autokernel.numbers import is_new_structure, may_take_s, parents_trials
-from autokernel.records import Baseline, Decision, PlannedOp
+from autokernel.records import Baseline, PlannedOp
 from autokernel.rundir import find_run
 from autokernel.settings import Settings
 from autokernel.state import load_state
@@ -27,59 +25,47 @@ WAITING = WAITING.replace('flags=["-O2"]', 'flags=["-O2", f"-DWAIT={CONFIG[\'WAI
 WRONG = WAITING.replace("sum / cols + eps", "sum / cols + eps + 1")
 
 
-@pytest.fixture
-def run(workdir):
-    """The state after a run over the given candidates, and its directory."""
-    orchestrate = load_file(toplevel("orchestrate.py"), "autokernel_orchestrate")
-
-    def of(*candidates, **changes):
-        for path in (workdir / "candidates" / "rmsnorm").iterdir():
-            path.unlink()
-        for number, text in enumerate(candidates):
-            (workdir / "candidates" / "rmsnorm" / f"{number}.py").write_text(text)
-        settings = Settings(
-            model=str(workdir / "norms.py"),
-            workdir=workdir,
-            budget_s=900,
-            ops=("rmsnorm",),
-            agent=f"replay:{workdir / 'candidates'}",
-            compile_baseline=False,
-            starters=workdir / "starters",
-            max_experiments=len(candidates),
-        )
-        orchestrate.run(replace(settings, **changes), PlainView())
-        found = find_run(workdir)
-        return load_state(found), found
-
-    return of
-
-
 def events(run_dir, kind):
     lines = [json.loads(line) for line in run_dir.journal_path.read_text().splitlines()]
     return [line for line in lines if line["kind"] == kind]
 
 
-def test_an_edit_is_kept_with_the_numbers_that_the_search_found(run):
-    state, found = run(WAITING)
-    (experiment,) = state.histories["rmsnorm"].experiments
-    assert experiment.decision is Decision.KEEP
-    assert parse_kernel(experiment.proposal.kernel_py).config == {"WAIT": 0}
+def test_an_edit_is_kept_with_the_numbers_that_the_search_found(workdir, monkeypatch):
+    """What computes something else is not searched, and what only changes CONFIG is not either."""
+    measure = wholemodel.measure
+    monkeypatch.setattr(wholemodel, "measure", lambda *run: measure(*run[:-1], budget_s=1.0))
+    folder = workdir / "candidates" / "rmsnorm"
+    for path in folder.iterdir():
+        path.unlink()
+    for name, text in {"1": WRONG, "2": WAITING, "3": WAITING.replace("3000}", "9000}")}.items():
+        (folder / f"{name}.py").write_text(text)
+    settings = Settings(
+        model=str(workdir / "norms.py"),
+        workdir=workdir,
+        budget_s=900,
+        ops=("rmsnorm",),
+        agent=f"replay:{workdir / 'candidates'}",
+        compile_baseline=False,
+        starters=workdir / "starters",
+        max_experiments=3,
+        tune_s=20.0,
+    )
+    load_file(toplevel("orchestrate.py"), "autokernel_orchestrate").run(settings, PlainView())
+    found = find_run(workdir)
+    history = load_state(found).histories["rmsnorm"]
+    wrong, kept, slower = history.experiments
+    assert [str(each.outcome.verdict) for each in (wrong, kept, slower)] == ["FAIL", "PASS", "SCREENED"]
+    assert parse_kernel(kept.proposal.kernel_py).config == {"WAIT": 0}
+    assert history.incumbent == kept.proposal.kernel_py
     (tuned,) = events(found, "tuned")
+    assert tuned["number"] == kept.number
     numbers = tuned["numbers"]
     assert numbers["config"] == {"WAIT": 0}
     assert numbers["best_us"] < numbers["own_us"]
-    assert "WAIT" in experiment.proposal.numbers
-    assert experiment.seconds > numbers["seconds"]
-    trials = parents_trials(found, state.histories["rmsnorm"], WAITING)
+    assert "WAIT" in kept.proposal.numbers
+    assert kept.seconds > numbers["seconds"]
+    trials = parents_trials(found, history, WAITING)
     assert {trial.point for trial in trials} == {(0,), (1,), (2,), (3,)}
-
-
-def test_what_computes_something_else_is_not_searched_and_what_only_changes_config_is_not_either(run):
-    other = WAITING.replace('CONFIG = {"WAIT": 3000}', 'CONFIG = {"WAIT": 300}')
-    state, found = run(WRONG, WAITING, other, tune_s=30.0)
-    history = state.histories["rmsnorm"]
-    assert [str(each.outcome.verdict) for each in history.experiments[:2]] == ["FAIL", "PASS"]
-    assert [event["number"] for event in events(found, "tuned")] == [2]
 
 
 def test_a_search_needs_time_and_a_new_structure():
