@@ -127,7 +127,8 @@ class Lfbo:
         for _ in range(count):
             value = score * belief.expected_gain(best) if belief is not None else score.copy()
             if chosen:
-                value -= self.settings.diversity * value.max() * likeness / len(chosen)
+                # A factor, as what cannot run scores about 0 and must not rise above what it is least like.
+                value = value * (1 - self.settings.diversity * likeness / len(chosen))
             value[chosen] = -np.inf
             index = int(value.argmax())
             chosen.append(index)

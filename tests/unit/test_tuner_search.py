@@ -139,30 +139,31 @@ def test_measurements_of_the_parent_shorten_the_search():
     child = Landscape(
         "child", parent.tunables, lambda **c: (t := parent.latency(**c)) and t * (1.3 - 0.2 * (c["ORDER"] == "snake"))
     )
-    trials = Table(parent).measure(run(parent, search(parent, "lfbo", 5), 40))
+    trials = Table(parent).measure(run(parent, search(parent, "random", 5), 40))
 
     def count(parent_trials, seed):
         asked = run(child, search(child, "lfbo", seed, parent=parent_trials), 60, seed=seed)
         hits = [n for n, p in enumerate(asked, start=1) if (child.table[p] or math.inf) <= 1.05 * child.best]
         return hits[0] if hits else 60
 
-    alone = statistics.fmean(count((), seed) for seed in range(6))
-    helped = statistics.fmean(count(trials, seed) for seed in range(6))
+    alone = statistics.fmean(count((), seed) for seed in range(4))
+    helped = statistics.fmean(count(trials, seed) for seed in range(4))
     assert helped < 0.7 * alone
 
 
 def test_features_that_tell_the_latency_shorten_the_search():
-    landscape = BY_NAME["interaction"]
+    landscape = BY_NAME["attention"]
 
     def mean(features):
         counts = []
         for seed in range(5):
             asked = run(landscape, search(landscape, "lfbo", seed, features=features), 60, seed=seed)
-            hits = [n for n, point in enumerate(asked, start=1) if landscape.table[point] <= 1.05 * landscape.best]
+            fast = [(landscape.table[point] or math.inf) <= 1.05 * landscape.best for point in asked]
+            hits = [n for n, is_fast in enumerate(fast, start=1) if is_fast]
             counts.append(hits[0] if hits else 60)
         return statistics.fmean(counts)
 
-    assert mean(lambda point: (math.log(landscape.table[point]),)) < 0.7 * mean(None)
+    assert mean(lambda point: (math.log(landscape.table[point] or 1e6),)) < 0.7 * mean(None)
 
 
 def test_a_space_too_large_to_list_is_searched_near_the_best():

@@ -143,7 +143,7 @@ def journal_of(tmp_path, budget):
 
 
 def test_a_search_goes_on_exactly_from_a_journal_cut_anywhere(tmp_path):
-    budget = Budget(evaluations=40)
+    budget = Budget(evaluations=25)
     whole, expected = journal_of(tmp_path, budget)
     lines = whole.splitlines(keepends=True)
     cuts = [sum(map(len, lines[:n])) for n in range(len(lines) + 1)]
@@ -222,7 +222,7 @@ def test_knobs_are_ranked_by_what_they_change_and_told_in_words():
     assert ranked[1].spread == pytest.approx(0.1 * math.log(4), rel=0.1)
     assert ranked[2].spread < 0.01
     words = in_words(landscape.space, trials)
-    assert "BIG: 1" in words
+    assert "- BIG: 9" in words  # 95 %: shrunk a little from 100 %
     assert "best at 1" in words
     assert "WAY = 'bad' failed each of 18 times" in words
     assert "18 x launch_error: out of resource: shared memory" in words
