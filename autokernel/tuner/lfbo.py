@@ -37,6 +37,9 @@ FASTEST_ROWS, OTHER_ROWS = 80, 40
 LEAST_TIMED = 3
 """With fewer timed configurations no model of latency is fitted."""
 
+LEAST_GAIN = 1e-12
+"""Expected improvement of a point of which none is expected: P(fast | runs) then decides among such points."""
+
 FLOOR = 0.02
 """Added to P(fast | runs), so that a forest of few measurements cannot rule a region out."""
 
@@ -105,8 +108,9 @@ class Lfbo:
         rows, pool = coded.numbers[: len(known.points)], coded.numbers[len(known.points) :]
         seed = int(rng.integers(2**31))
         score = runs_probability(rows, known.runs, known.weights, pool, seed)
-        # Ties are broken at random, or a forest's flat regions would be gone through in the order of TUNABLES.
-        score = score + 1e-6 * rng.random(len(pool))
+        # Ties are broken at random, or a forest's flat regions would be gone through in the order of TUNABLES. What
+        # cannot run stays far below all that can, however little that promises.
+        score = score * (1 + 1e-6 * rng.random(len(pool))) + 1e-30 * rng.random(len(pool))
         if known.timed.sum() < LEAST_TIMED:
             return [int(row) for row in np.argsort(-score)[:count]]
         ran = known.runs
@@ -125,7 +129,7 @@ class Lfbo:
         chosen: list[int] = []
         likeness = np.zeros(len(pool))
         for _ in range(count):
-            value = score * belief.expected_gain(best) if belief is not None else score.copy()
+            value = score * np.maximum(belief.expected_gain(best), LEAST_GAIN) if belief is not None else score.copy()
             if chosen:
                 # A factor, as what cannot run scores about 0 and must not rise above what it is least like.
                 value = value * (1 - self.settings.diversity * likeness / len(chosen))

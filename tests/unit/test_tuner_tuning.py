@@ -142,6 +142,7 @@ def journal_of(tmp_path, budget):
     return path.read_bytes(), result
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_exactly_from_a_journal_cut_anywhere(tmp_path):
     budget = Budget(evaluations=25)
     whole, expected = journal_of(tmp_path, budget)
