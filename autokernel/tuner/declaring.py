@@ -8,8 +8,9 @@
     kernel[grid](x, y, n, BLOCK=CONFIG["BLOCK"], num_warps=CONFIG["num_warps"])
 
 The text is read, never run. A knob is a `tl.constexpr` parameter of a @triton.jit function, or an option of the launch,
-that a launch passes as a literal number by keyword. Two launches that pass the same name share the knob when they pass
-the same number; otherwise the later ones stay as they are.
+that a launch passes by keyword as a literal number, or as a name that the function sets once to one (`BLOCK = 1024`;
+that line then reads CONFIG). Launches that pass the same number under a name share the knob; others stay as they are.
+A number that also stands elsewhere in the function, in the grid say, is no knob: it would have to change there too.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def declare(text: str) -> str:
         raise ConfigError(
             "no launch of a @triton.jit function passes a literal constexpr, num_warps or num_stages", hint=HINT
         )
-    lines = [line.encode() for line in text.splitlines(keepends=True)]
-    for literal in sorted(literals, key=lambda found: (found.line, found.start), reverse=True):
+    lines = text.encode().splitlines(keepends=True)  # as ast counts them
+    for literal in sorted(set(literals), key=lambda found: (found.line, found.start), reverse=True):
         line = lines[literal.line]
         lines[literal.line] = line[: literal.start] + f'CONFIG["{literal.name}"]'.encode() + line[literal.end :]
     tunables = {name: _values(name, value) for name, value in config.items() if isinstance(value, int)}
@@ -75,32 +76,58 @@ def declare(text: str) -> str:
 
 def _literals(tree: ast.Module) -> Iterator[_Literal]:
     """The numbers in launches, in the order of the text."""
-    constexprs = {f.name: _constexprs(f) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and _is_jit(f)}
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    for call in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
-        match call.func:
-            case ast.Subscript(value=ast.Name(id=name)) if name in constexprs:
-                yield from _passed(call, constexprs[name])
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    constexprs = {function.name: _constexprs(function) for function in functions if _is_jit(function)}
+    for function in functions:
+        calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+        for call in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
+            match call.func:
+                case ast.Subscript(value=ast.Name(id=name)) if name in constexprs:
+                    yield from _passed(function, call, constexprs[name])
 
 
-def _passed(call: ast.Call, constexprs: set[str]) -> Iterator[_Literal]:
+def _passed(function: ast.FunctionDef, call: ast.Call, constexprs: set[str]) -> Iterator[_Literal]:
+    """The numbers that one launch in `function` passes and that can be changed there alone."""
     for keyword in call.keywords:
-        if keyword.arg not in constexprs and keyword.arg not in LAUNCH_OPTIONS:
+        name = keyword.arg
+        if name is None or (name not in constexprs and name not in LAUNCH_OPTIONS):
             continue
-        match keyword.value:
-            # A bool is an int to Python; zero and one turn things off and on in kernels, and are no sizes.
-            case ast.Constant(value=int(value)) as node if type(value) is int and (
-                value > 1 or keyword.arg in LAUNCH_OPTIONS
-            ):
-                assert keyword.arg is not None
-                assert node.end_col_offset is not None
-                yield _Literal(
-                    name=keyword.arg,
-                    value=value,
-                    line=node.lineno - 1,
-                    start=node.col_offset,
-                    end=node.end_col_offset,
-                )
+        node = _number_of(function, keyword.value)
+        if node is None or node.end_col_offset is None:
+            continue
+        value = node.value
+        assert isinstance(value, int)
+        # Zero and one turn things off and on in kernels, and are no sizes.
+        if name in LAUNCH_OPTIONS or (value > 1 and not _stands_elsewhere(function, node, name)):
+            yield _Literal(name=name, value=value, line=node.lineno - 1, start=node.col_offset, end=node.end_col_offset)
+
+
+def _number_of(function: ast.FunctionDef, passed: ast.expr) -> ast.Constant | None:
+    """The literal that is passed, or to which the passed name is set once."""
+    if isinstance(passed, ast.Name):
+        stores = [node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id == passed.id]
+        if sum(isinstance(node.ctx, ast.Store) for node in stores) != 1:
+            return None
+        values = [node.value for node in ast.walk(function) if _sets(node, passed.id) and isinstance(node, ast.Assign)]
+        passed = values[0] if values else passed
+    # A bool is an int to Python.
+    return passed if isinstance(passed, ast.Constant) and type(passed.value) is int else None
+
+
+def _sets(node: ast.AST, name: str) -> bool:
+    match node:
+        case ast.Assign(targets=[ast.Name(id=target)]):
+            return target == name
+    return False
+
+
+def _stands_elsewhere(function: ast.FunctionDef, literal: ast.Constant, name: str) -> bool:
+    """Whether `function` has the number in another place than launches' keyword `name`."""
+    same = [
+        k.value for node in ast.walk(function) if isinstance(node, ast.Call) for k in node.keywords if k.arg == name
+    ]
+    numbers = [node for node in ast.walk(function) if isinstance(node, ast.Constant) and type(node.value) is int]
+    return any(n.value == literal.value and n is not literal and n not in same for n in numbers)
 
 
 def _constexprs(function: ast.FunctionDef) -> set[str]:

@@ -31,8 +31,14 @@ PARENT_WEIGHT = 0.5
 PARENT_NOISE = 10.0
 """How many times a measurement's variance a parent's has."""
 
+FASTEST_ROWS, OTHER_ROWS = 80, 40
+"""What the smooth model is fitted to at most: its time grows with the cube, and far above the best details are idle."""
+
 LEAST_TIMED = 3
 """With fewer timed configurations no model of latency is fitted."""
+
+LEAST_GAIN = 1e-12
+"""Expected improvement of a point of which none is expected: P(fast | runs) then decides among such points."""
 
 FLOOR = 0.02
 """Added to P(fast | runs), so that a forest of few measurements cannot rule a region out."""
@@ -42,7 +48,7 @@ FLOOR = 0.02
 class Settings:
     """How the score is made. `start`: points spread over the space before a model is asked, seeds included."""
 
-    start: int = 6
+    start: int = 4
     good_share: float = 0.2
     diversity: float = 0.5
     forest_power: float = 1.0
@@ -102,8 +108,9 @@ class Lfbo:
         rows, pool = coded.numbers[: len(known.points)], coded.numbers[len(known.points) :]
         seed = int(rng.integers(2**31))
         score = runs_probability(rows, known.runs, known.weights, pool, seed)
-        # Ties are broken at random, or a forest's flat regions would be gone through in the order of TUNABLES.
-        score = score + 1e-6 * rng.random(len(pool))
+        # Ties are broken at random, or a forest's flat regions would be gone through in the order of TUNABLES. What
+        # cannot run stays far below all that can, however little that promises.
+        score = score * (1 + 1e-6 * rng.random(len(pool))) + 1e-30 * rng.random(len(pool))
         if known.timed.sum() < LEAST_TIMED:
             return [int(row) for row in np.argsort(-score)[:count]]
         ran = known.runs
@@ -122,9 +129,10 @@ class Lfbo:
         chosen: list[int] = []
         likeness = np.zeros(len(pool))
         for _ in range(count):
-            value = score * belief.expected_gain(best) if belief is not None else score.copy()
+            value = score * np.maximum(belief.expected_gain(best), LEAST_GAIN) if belief is not None else score.copy()
             if chosen:
-                value -= self.settings.diversity * value.max() * likeness / len(chosen)
+                # A factor, as what cannot run scores about 0 and must not rise above what it is least like.
+                value = value * (1 - self.settings.diversity * likeness / len(chosen))
             value[chosen] = -np.inf
             index = int(value.argmax())
             chosen.append(index)
@@ -136,6 +144,10 @@ class Lfbo:
 
     def _belief(self, known: _Known, coded: Coded, rng: np.random.Generator) -> Belief:
         rows = np.flatnonzero(known.runs)
+        if len(rows) > FASTEST_ROWS + OTHER_ROWS:
+            ranked = rows[np.argsort(known.log_latency[rows], kind="stable")]
+            others = np.linspace(FASTEST_ROWS, len(rows) - 1, OTHER_ROWS).astype(int)
+            rows = np.concatenate([ranked[:FASTEST_ROWS], ranked[others]])
         noise = np.where(known.weights[rows] < 1, PARENT_NOISE, 0.0)
         model = Smooth(coded.distances, coded.indicators[rows], known.log_latency[rows], noise, rng)
         return Belief(model, coded.indicators[len(known.points) :])
