@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from autokernel.errors import ConfigError
@@ -16,12 +16,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelFile:
-    """The literals of one kernel.py. `tunables` maps a knob to its values in order; `config` is the current choice."""
+    """The literals of one kernel.py. `tunables` maps a knob to its values in order; `config` is the current choice.
+
+    `constraints` are conditions on CONFIG as text; `unused` maps a knob to when its value makes no difference.
+    """
 
     kernel_type: str
     backend: str
     tunables: Mapping[str, Sequence[Value]]
     config: Mapping[str, Value]
+    constraints: Sequence[str] = ()
+    unused: Mapping[str, str] = field(default_factory=dict)
 
 
 def parse_kernel(text: str) -> KernelFile:
@@ -49,7 +54,14 @@ def parse_kernel(text: str) -> KernelFile:
                 f"CONFIG[{knob!r}] = {value!r} is not among TUNABLES[{knob!r}] = {tunables[knob]}",
                 hint="choose a listed value or list it",
             )
-    return KernelFile(kernel_type=kernel_type, backend=backend, tunables=tunables, config=config)
+    return KernelFile(
+        kernel_type=kernel_type,
+        backend=backend,
+        tunables=tunables,
+        config=config,
+        constraints=_texts(literals, "CONSTRAINTS", list),
+        unused=_texts(literals, "UNUSED", dict),
+    )
 
 
 def with_config(text: str, config: Mapping[str, Value]) -> str:
@@ -91,6 +103,16 @@ def _assignments(tree: ast.Module) -> dict[str, ast.expr]:
             found[node.targets[0].id] = node.value
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
             found[node.target.id] = node.value
+    return found
+
+
+def _texts(nodes: Mapping[str, ast.expr], name: str, kind: type[T]) -> T:
+    """A literal list of texts, or mapping of text to text; empty when the kernel has none."""
+    found = _literal(nodes, name, kind) if name in nodes else kind()
+    members = [*found, *found.values()] if isinstance(found, dict) else found
+    assert isinstance(members, list)
+    if not all(isinstance(member, str) for member in members):
+        raise ConfigError(f"{name} = {found!r} holds something else than text", hint="write conditions as text")
     return found
 
 

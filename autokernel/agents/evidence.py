@@ -1,6 +1,6 @@
 """What a history says about the knobs of one kernel: what was tried, what failed, what each value seems to cost.
 
-A configuration is a `Point`: for each knob the index of its value. Experiments on the same text with another CONFIG
+A configuration is a `Point` of the kernel's `Space`. Experiments on the same text with another CONFIG
 become measurements; experiments on other text (an agent changed the structure) say nothing about these knobs and are
 left out. Times enter only as ratios to the incumbent measured in the same session, chained from keep to keep, so a
 machine that slows down during the night does not blur them.
@@ -15,11 +15,9 @@ from dataclasses import dataclass
 
 from autokernel.errors import ConfigError
 from autokernel.history import KernelHistory
-from autokernel.kernelfile import KernelFile, Value, parse_kernel, with_config
+from autokernel.kernelfile import KernelFile, parse_kernel, with_config
 from autokernel.records import Decision, Experiment, Verdict
-
-Point = tuple[int, ...]
-"""Index of the chosen value of each knob, in the order of TUNABLES."""
+from autokernel.tuner.space import Point, Space
 
 Setting = tuple[int, int]
 """(index of a knob, index of one of its values)."""
@@ -28,56 +26,6 @@ SCREENED_WEIGHT = 0.5  # a screening is a short timing: it counts half
 DISTANCE_WEIGHT = 0.8  # per knob that a measurement differs from the incumbent in: knobs interact, so near ones count
 SHRINKAGE = 0.05  # pulls effects towards zero; small, as interleaved timings are good to a per cent
 FIT_ROUNDS = 12  # rounds of backfitting; a fit over one-knob changes settles in a few
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Space:
-    """The knobs that have a choice: in TUNABLES with two distinct values or more, and set in CONFIG."""
-
-    knobs: tuple[str, ...]
-    values: tuple[tuple[Value, ...], ...]
-    config: Mapping[str, Value]
-
-    @classmethod
-    def of(cls, kernel: KernelFile) -> Space:
-        """The space of `kernel`, with its CONFIG as the origin of what no knob covers."""
-        # Values are told apart by their text: True, 1 and 1.0 are equal to Python, and different in a kernel's source.
-        distinct = {name: tuple({repr(v): v for v in values}.values()) for name, values in kernel.tunables.items()}
-        knobs = tuple(name for name, values in distinct.items() if len(values) > 1 and name in kernel.config)
-        return cls(knobs=knobs, values=tuple(distinct[name] for name in knobs), config=kernel.config)
-
-    @property
-    def size(self) -> int:
-        """Number of configurations."""
-        return math.prod(map(len, self.values))
-
-    def locate(self, config: Mapping[str, Value]) -> Point | None:
-        """The point of `config`; None when it lacks a knob or has a value that is not listed."""
-        point = []
-        for knob, values in zip(self.knobs, self.values, strict=True):
-            if knob not in config:
-                return None
-            texts = [repr(value) for value in values]
-            if repr(config[knob]) in texts:
-                point.append(texts.index(repr(config[knob])))
-            elif config[knob] in values:
-                point.append(values.index(config[knob]))
-            else:
-                return None
-        return tuple(point)
-
-    def config_at(self, point: Point, origin: Point) -> dict[str, Value]:
-        """CONFIG with the knobs changed in which `point` differs from `origin`, the point of `self.config`."""
-        config = dict(self.config)
-        for knob, choice in changes(origin, point):
-            config[self.knobs[knob]] = self.values[knob][choice]
-        return config
-
-    def is_ordered(self, knob: int) -> bool:
-        """Whether the knob's values are numbers in rising or falling order, so that neighbours behave alike."""
-        values = self.values[knob]
-        numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
-        return len(numbers) == len(values) and numbers in (sorted(numbers), sorted(numbers, reverse=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +48,8 @@ class Evidence:
     effects: Mapping[Setting, float]
 
     def is_open(self, point: Point) -> bool:
-        """Whether `point` is untried and holds no combination of settings that is known to fail."""
-        if point in self.seen:
+        """Whether `point` is allowed, untried, and holds no combination of settings that is known to fail."""
+        if point in self.seen or not self.space.allowed(point):
             return False
         settings = set(enumerate(point))
         return not any(fault <= settings for fault in self.faults)

@@ -13,12 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autokernel.agents import Agent, AgentOptions
-from autokernel.agents.evidence import Evidence, Point, changes, gather, read_kernel
+from autokernel.agents.evidence import Evidence, changes, gather, read_kernel
 from autokernel.errors import AgentError, ConfigError
 from autokernel.history import KernelHistory
 from autokernel.kernelfile import with_config
 from autokernel.records import Proposal
 from autokernel.structure import twin_of
+from autokernel.tuner.space import Point
 
 # All in log latency, where 0.01 is about one per cent. Chosen on synthetic landscapes (see tests/unit/test_search.py).
 KNOB_SPREAD = 0.15  # what a knob of which nothing is known may gain or lose
@@ -73,7 +74,7 @@ class SearchAgent:
             return None
         rng = random.Random(f"{self.seed}/{history.op}/{len(history.experiments)}")
         for point, why in _ranked(evidence, rng):
-            text = with_config(history.incumbent, evidence.space.config_at(point, evidence.incumbent))
+            text = with_config(history.incumbent, evidence.space.config_at(point))
             if twin_of(history, text) is None:
                 return Proposal(hypothesis=_describe(evidence, point, why), kernel_py=text)
         return None
@@ -101,13 +102,12 @@ def _ranked(evidence: Evidence, rng: random.Random) -> Iterator[tuple[Point, str
 def _moves(evidence: Evidence) -> list[Move]:
     """All single changes from the incumbent."""
     found = []
-    for knob, values in enumerate(evidence.space.values):
-        known = evidence.known(knob)
-        ordered = evidence.space.is_ordered(knob)
-        choices = [choice for choice in range(len(values)) if choice != evidence.incumbent[knob]]
+    for number, knob in enumerate(evidence.space.knobs):
+        known = evidence.known(number)
+        choices = [choice for choice in range(len(knob.values)) if choice != evidence.incumbent[number]]
         # Upwards first: of two steps that promise the same, more unrolling or wider blocks is the usual win.
         for choice in sorted(choices, reverse=True):
-            found.append(_move(evidence, knob, choice, known, ordered))
+            found.append(_move(evidence, number, choice, known, knob.is_ordered))
     return sorted(found, key=lambda move: move.knob)
 
 
@@ -116,7 +116,7 @@ def _move(evidence: Evidence, knob: int, choice: int, known: dict[int, float], o
         gain = known[choice]
         why = f"expected {_percent(gain)} from earlier measurements, untried with the other settings of now"
         return Move(knob=knob, choice=choice, gain=gain, spread=MEASURED_SPREAD, cost=0.0, measured=True, why=why)
-    last, current = len(evidence.space.values[knob]) - 1, evidence.incumbent[knob]
+    last, current = len(evidence.space.knobs[knob].values) - 1, evidence.incumbent[knob]
     nearest = min(known, key=lambda value: (abs(value - choice), value)) if ordered else current
     # Relative to the longest step that is open: a knob that stands in the middle is no less promising for that.
     reach = abs(choice - nearest) / max(current, last - current) if ordered else 1.0
@@ -180,8 +180,8 @@ def _rest(evidence: Evidence, moves: Sequence[Move]) -> Iterator[tuple[Point, st
     """Every open point, in chunks that are sorted by what the single moves promise."""
     gain = {(move.knob, move.choice): move.gain + move.cost for move in moves}
     domains = [
-        [choice for choice in range(len(values)) if frozenset({(knob, choice)}) not in evidence.faults]
-        for knob, values in enumerate(evidence.space.values)
+        [choice for choice in range(len(knob.values)) if frozenset({(number, choice)}) not in evidence.faults]
+        for number, knob in enumerate(evidence.space.knobs)
     ]
     points = (point for point in itertools.product(*domains) if evidence.is_open(point))
     while chunk := list(itertools.islice(points, SCAN_LIMIT)):
@@ -199,11 +199,11 @@ def _moved(origin: Point, moves: Sequence[Move]) -> Point:
 
 def _describe(evidence: Evidence, point: Point, why: str) -> str:
     """One line that says what changes and why: `UNROLL 4 -> 8: nothing is known of this knob yet`."""
-    space, origin = evidence.space, evidence.incumbent
-    steps = [
-        f"{space.knobs[knob]} {space.values[knob][origin[knob]]} -> {space.values[knob][choice]}"
-        for knob, choice in changes(origin, point)
-    ]
+    origin = evidence.incumbent
+    steps = []
+    for number, choice in changes(origin, point):
+        knob = evidence.space.knobs[number]
+        steps.append(f"{knob.name} {knob.values[origin[number]]} -> {knob.values[choice]}")
     return f"{', '.join(steps)}: {why}"
 
 

@@ -14,12 +14,13 @@ from dataclasses import replace
 import pytest
 
 from autokernel.agents import AgentOptions, build_agent
-from autokernel.agents.evidence import Measurement, Space, fit_effects, gather, read_kernel
+from autokernel.agents.evidence import Measurement, fit_effects, gather, read_kernel
 from autokernel.agents.search import SearchAgent, build
 from autokernel.errors import AgentError, ConfigError
 from autokernel.history import KernelHistory
 from autokernel.kernelfile import parse_kernel, with_config
 from autokernel.records import Baseline, Decision, Experiment, Outcome, PlannedOp, Proposal, Verdict
+from autokernel.tuner.space import Space
 
 TUNABLES = {
     "VEC": [1, 4, 8, 16],
@@ -318,9 +319,9 @@ def test_an_incumbent_with_a_bad_literal_is_an_agent_error_with_a_hint():
 
 def test_equal_values_of_different_types_are_different_settings():
     space = Space.of(parse_kernel(kernel({"A": [1, True, 1.0, 1]}, {"A": True})))
-    assert [repr(value) for value in space.values[0]] == ["1", "True", "1.0"]
+    assert [repr(value) for value in space.knobs[0].values] == ["1", "True", "1.0"]
     assert space.locate({"A": True}) == (1,)
-    assert repr(space.config_at((2,), (1,))) == "{'A': 1.0}"
+    assert repr(space.config_at((2,))) == "{'A': 1.0}"
 
 
 def test_the_additive_fit_recovers_effects_from_overlapping_measurements():

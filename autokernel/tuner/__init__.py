@@ -1,0 +1,1 @@
+"""Numbers by search: knobs and their space, what a compiler says of a configuration, and searches over measurements."""
