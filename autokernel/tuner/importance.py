@@ -29,7 +29,8 @@ SHOWN = 3
 class Importance:
     """How much one knob decides. `spread` is the range of its main effect in log latency: 0.1 is about 10 %.
 
-    `effects` maps each measured value's index to its effect; `failures` each value that never ran to how often it failed.
+    `effects` maps each measured value's index to its effect, `failures` each value that never ran to how often it
+    failed.
     """
 
     name: str

@@ -212,9 +212,8 @@ class _Search:
         """Let the latest readings that beat the best's, or come near it, prove themselves."""
         latencies, best = self._latencies(), self.progress.best
         latest = [t.point for t in self.progress.trials[self.progress.compared :] if t.status is Status.OK]
-        claims = sorted(
-            (p for p in latest if best is None or latencies[p] < latencies[best]), key=latencies.__getitem__
-        )
+        bar = math.inf if best is None else NEAR_BEST * latencies[best]
+        claims = sorted((point for point in latest if latencies[point] < bar), key=lambda point: latencies[point])
         self.progress.compared = len(self.progress.trials)
         if not claims:
             return
