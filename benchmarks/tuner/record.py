@@ -30,9 +30,10 @@ from building import compiler
 from clocking import cpu_clock, gpu_clock
 from crew import Answering, Child, ChildLost, Message, answer_all
 from tables import Cell, Table, table_path, write_table
-from workloads import WORKLOADS, Grid, Workload, grid_of
+from workloads import WORKLOADS, Workload, grid_of
 
 from autokernel.kernelfile import parse_kernel
+from autokernel.tuner.space import Point, Space
 
 PASSES = 3
 COMPILE_DEADLINE_S, CALL_DEADLINE_S, OPEN_DEADLINE_S = 60.0, 20.0, 120.0
@@ -97,14 +98,15 @@ class Bench:
         return child
 
 
-def compile_grid(workload: Workload, grid: Grid, target: str, jobs: int, stop: threading.Event) -> list[Cell]:
+def compile_grid(workload: Workload, grid: Space, target: str, jobs: int, stop: threading.Event) -> list[Cell]:
     """A cell for each point, with everything but times; OK means that it compiled. Raises: Stopped."""
-    messages = [{"workload": workload.name, "config": grid.config_at(point), "target": target} for point in grid.points]
+    points = list(grid.points())
+    messages = [{"workload": workload.name, "config": grid.config_at(point), "target": target} for point in points]
     answers = answer_all(compiler, messages, children=jobs, deadline_s=COMPILE_DEADLINE_S, stop=stop)
-    return [_compiled(point, answer) for point, answer in zip(grid.points, answers, strict=True)]
+    return [_compiled(point, answer) for point, answer in zip(points, answers, strict=True)]
 
 
-def _compiled(point: tuple[int, ...], answer: Message | ChildLost) -> Cell:
+def _compiled(point: Point, answer: Message | ChildLost) -> Cell:
     if isinstance(answer, ChildLost):
         status = "TIMEOUT" if answer.late else "COMPILE_ERROR"
         return Cell(point=point, status=status, compile_s=COMPILE_DEADLINE_S, error=f"compiler: {answer}")
@@ -113,12 +115,12 @@ def _compiled(point: tuple[int, ...], answer: Message | ChildLost) -> Cell:
     return Cell(point=point, status=status, **taken)
 
 
-def time_grid(bench: Bench, grid: Grid, cells: Sequence[Cell], shuffle: random.Random) -> list[Cell]:
+def time_grid(bench: Bench, grid: Space, cells: Sequence[Cell], shuffle: random.Random) -> list[Cell]:
     """The cells with their times: the first pass checks, too."""
     timed = {cell.point: cell for cell in cells}
     best: float | None = None
     for number in range(PASSES):
-        open_points = [point for point in grid.points if timed[point].status == "OK"]
+        open_points = [point for point in timed if timed[point].status == "OK"]
         for point in shuffle.sample(open_points, len(open_points)):
             cell = timed[point]
             if number == 0:
@@ -143,7 +145,7 @@ def _timed(cell: Cell, answer: Message) -> Cell:
     )
 
 
-def finished(workload: Workload, grid: Grid, cells: list[Cell], facts: Message) -> Table:
+def finished(workload: Workload, grid: Space, cells: list[Cell], facts: Message) -> Table:
     """The table of a workload."""
     text, case = workload.path.read_text(), workload.case
     return Table(
@@ -160,8 +162,9 @@ def finished(workload: Workload, grid: Grid, cells: list[Cell], facts: Message) 
         dtype=case.dtype,
         shapes={name: list(meta.shape) for name, meta in case.tensors.items()},
         scalars=dict(case.scalars),  # type: ignore[arg-type]
-        knobs=grid.knobs,  # type: ignore[arg-type]
-        default=grid.default,
+        knobs={knob.name: list(knob.values) for knob in grid.knobs},
+        default=dict(grid.config),
+        constraints=[rule.text for rule in grid.constraints],
         cells=cells,
     )
 
@@ -196,7 +199,7 @@ def record(workloads: Sequence[Workload], out: Path, jobs: int, deadline: float)
 def _record_one(
     bench: Bench,
     workload: Workload,
-    grid: Grid,
+    grid: Space,
     compiling: Future[list[Cell]],
     out: Path,
     deadline: float,

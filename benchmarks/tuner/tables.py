@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from autokernel.kernelfile import Config, Value
+from autokernel.tuner.knobs import knob_of
+from autokernel.tuner.rules import Rule
+from autokernel.tuner.space import Space
 
 FORMAT = 1
 TABLES = Path(__file__).resolve().parent / "tables"
@@ -60,7 +63,15 @@ class Table:
     scalars: dict[str, Value]
     knobs: dict[str, list[Value]]
     default: Config
+    constraints: list[str]
     cells: list[Cell]
+
+    @property
+    def space(self) -> Space:
+        """The space that was recorded."""
+        rules = tuple(Rule.of(text, self.default) for text in self.constraints)
+        knobs = tuple(knob_of(name, values) for name, values in self.knobs.items())
+        return Space(knobs=knobs, config=self.default, constraints=rules)
 
 
 def write_table(path: Path, table: Table) -> None:

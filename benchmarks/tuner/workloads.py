@@ -1,16 +1,15 @@
-"""The kernels and shapes whose whole grids are recorded, and the configurations of each grid."""
+"""The kernels and shapes whose whole grids are recorded."""
 
 from __future__ import annotations
 
-import ast
-import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autokernel.kernelfile import Config, KernelFile, parse_kernel
+from autokernel.kernelfile import parse_kernel
 from autokernel.loading import toplevel
 from autokernel.records import Case
 from autokernel.spec import build_case, retype
+from autokernel.tuner.space import Space
 
 KERNELS = Path(__file__).resolve().parent / "kernels"
 
@@ -39,43 +38,11 @@ class Workload:
         return self.path, self.case.dtype, self.knobs, ranks, head_dim
 
 
-@dataclass(frozen=True, kw_only=True)
-class Grid:
-    """All configurations of a kernel.py that its constraints allow, as indices into the knobs' values."""
-
-    knobs: dict[str, list[object]]
-    default: Config
-    points: list[tuple[int, ...]]
-
-    def config_at(self, point: tuple[int, ...]) -> Config:
-        """The full CONFIG at `point`; knobs outside the grid keep their default."""
-        chosen = {name: values[index] for (name, values), index in zip(self.knobs.items(), point, strict=True)}
-        return {**self.default, **chosen}  # type: ignore[dict-item]
-
-
-def grid_of(workload: Workload) -> Grid:
-    """The grid of a workload, read from its kernel.py's literals."""
-    text = workload.path.read_text()
-    parsed = parse_kernel(text)
-    chosen = {name: list(parsed.tunables[name]) for name in workload.knobs or parsed.tunables}
-    everything = Grid(knobs=chosen, default=dict(parsed.config), points=[])
-    allowed = _constraint(text, parsed)
-    points = itertools.product(*(range(len(values)) for values in chosen.values()))
-    return Grid(
-        knobs=chosen,
-        default=everything.default,
-        points=[point for point in points if allowed(everything.config_at(point))],
-    )
-
-
-def _constraint(text: str, parsed: KernelFile):  # noqa: ANN202
-    """Whether a CONFIG keeps the rules of CONSTRAINTS, expressions over the knobs' names; our own files only."""
-    rules: list[str] = []
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CONSTRAINTS":
-            rules = ast.literal_eval(node.value)
-    compiled = [compile(rule, parsed.kernel_type, "eval") for rule in rules]
-    return lambda config: all(eval(rule, {"__builtins__": {}}, dict(config)) for rule in compiled)
+def grid_of(workload: Workload) -> Space:
+    """The space of a workload's grid, read from its kernel.py's literals."""
+    parsed = parse_kernel(workload.path.read_text())
+    chosen = {name: parsed.tunables[name] for name in workload.knobs or parsed.tunables}
+    return Space.of(replace(parsed, tunables=chosen))
 
 
 def _ours(name: str, kernel: str, case: Case) -> Workload:
