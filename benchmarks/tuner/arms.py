@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from autokernel.tuner.trials import Strategy
 from autokernel.tuner.tuning import Budget, tune
 
 OURS = "lfbo"
+RANDOM_BATCH = 16
 
 
 KERNEL_TUNER = (
@@ -50,16 +52,9 @@ def _ours(make: Callable[[Session, Space, list[Point]], Strategy]) -> Callable[[
         space = session.table.space
         default = space.locate(session.table.default)
         seeds = [default] if default is not None and space.allowed(default) else []
-        try:
-            tune(
-                space,
-                TableProvider(session),
-                make(session, space, seeds),
-                Budget(evaluations=session.budget),
-                seeds=seeds,
-            )
-        except Over:
-            pass
+        strategy, budget = make(session, space, seeds), Budget(evaluations=session.budget)
+        with contextlib.suppress(Over):
+            tune(space, TableProvider(session), strategy, budget, seeds=seeds)
 
     return run
 
@@ -82,12 +77,9 @@ def _random(session: Session) -> None:
     space = session.table.space
     points = Candidates(space).open(set(), (), random.Random(0))
     order = random.Random(f"random/{session.seed}").sample(points, len(points))
-    batch = 16
-    try:
-        for first in range(0, len(order), batch):
-            session.measure(order[first : first + batch])
-    except Over:
-        pass
+    with contextlib.suppress(Over):
+        for first in range(0, len(order), RANDOM_BATCH):
+            session.measure(order[first : first + RANDOM_BATCH])
 
 
 ARMS: dict[str, Arm] = {

@@ -7,6 +7,7 @@ before it is measured, by its own setting.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -37,10 +38,8 @@ def helion_arm(algorithm: str, **settings: Any) -> Callable[[Session], None]:
         random.seed(session.seed)
         np.random.seed(session.seed)
         torch.manual_seed(session.seed)
-        try:
+        with contextlib.suppress(Over):
             _search(session, algorithm, settings).autotune()
-        except Over:
-            pass
 
     return run
 

@@ -28,11 +28,9 @@ def kernel_tuner_arm(strategy: str) -> Callable[[Session], None]:
     """A run of `strategy` with its default options, and as many evaluations as the session allows."""
 
     def run(session: Session) -> None:
-        try:
+        with contextlib.suppress(Over):
             for point in _order(session, strategy):
                 session.measure([point])
-        except Over:
-            pass
 
     return run
 

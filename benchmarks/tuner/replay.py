@@ -84,7 +84,7 @@ def main() -> None:
     args = parser.parse_args()
     tables = [read_table(path) for path in sorted(args.tables.glob("*.json.gz"))]
     tables = [table for table in tables if (table.device == "cpu") == (args.device == "cpu")]
-    tables = [table for table in tables if args.half in ("all", half_of(table.name))]
+    tables = [table for table in tables if args.half in ("all", half_of(table))]
     if not tables:
         sys.exit(f"error: no tables of a {args.device} device in {args.tables}; record.py makes them")
     names = [name.strip() for name in args.arms.split(";")] if args.arms else list(ARMS)

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 from simulated import BUDGET, CURVE, WORKERS, Session
 from tables import Table
-from workloads import WORKLOADS
 
 NEAR, NEARER = 1.05, 1.01
 REGRETS = (16, 32, 64)
@@ -101,14 +100,9 @@ def good_cells(table: Table, limit: float) -> int:
     return sum(us <= limit * min(truth.values()) for us in truth.values())
 
 
-def half_of(table: str) -> str:
-    """dev or test. Kernels take turns by the hash of their file's name, so that both tables of a kernel go together."""
-    kernels = sorted({_kernel(name) for name in WORKLOADS}, key=lambda kernel: hashlib.sha256(kernel.encode()).digest())
-    return ("dev", "test")[kernels.index(_kernel(table)) % 2]
-
-
-def _kernel(table: str) -> str:
-    return WORKLOADS[table].path.stem + WORKLOADS[table].device
+def half_of(table: Table) -> str:
+    """dev or test, by a byte of the hash of its kernel file's name: all tables of a kernel go together."""
+    return ("dev", "test")[hashlib.sha256(table.kernel.encode()).digest()[1] % 2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +143,7 @@ def by_table(scores: Sequence[Score], arm: str, what: str) -> dict[str, list[flo
 
 
 def random_check(scores: Sequence[Score], table: Table) -> dict[str, Any]:
-    """The random arm's mean cost in evaluations beside its exact expectation, and how many standard errors lie between."""
+    """The random arm's mean cost in evaluations, its exact expectation, and how many standard errors lie between."""
     draws = [one.evaluations_5 for one in scores if one.arm == "random" and one.table == table.name]
     good, cells = good_cells(table, NEAR), len(table.cells)
     exact = expected_random(cells, good, min(BUDGET, cells))

@@ -26,7 +26,7 @@ def summarize(
     """Everything that is reported; `halves` has the pooled arms of each half for which there are tables."""
     halves = {"all": [table.name for table in tables]}
     for half in ("dev", "test"):
-        if names := [table.name for table in tables if half_of(table.name) == half]:
+        if names := [table.name for table in tables if half_of(table) == half]:
             halves[half] = names
     return {
         "budget": BUDGET,
@@ -46,7 +46,7 @@ def _table(table: Table) -> dict[str, Any]:
     statuses = [cell.status for cell in table.cells]
     return {
         "name": table.name,
-        "half": half_of(table.name),
+        "half": half_of(table),
         "device": table.device,
         "dtype": table.dtype,
         "shapes": table.shapes,
