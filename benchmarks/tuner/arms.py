@@ -76,7 +76,7 @@ def _random(session: Session) -> None:
     """Every allowed configuration is equally likely to be next, the default one too: the expectation is known."""
     space = session.table.space
     points = Candidates(space).open(set(), (), random.Random(0))
-    order = random.Random(f"random/{session.seed}").sample(points, len(points))
+    order = random.Random(f"random/{session.table.name}/{session.seed}").sample(points, len(points))
     with contextlib.suppress(Over):
         for first in range(0, len(order), RANDOM_BATCH):
             session.measure(order[first : first + RANDOM_BATCH])

@@ -67,7 +67,7 @@ def _cache(session: Session, params: dict[str, list[Any]]) -> dict[str, Any]:
     cells = {}
     for point, cell in session.cells.items():
         entry: dict[str, Any] = {name: params[name][index] for name, index in zip(params, point, strict=True)}
-        us = random.Random(f"{session.seed}/{point}").choice(cell.us) if cell.us else None
+        us = random.Random(f"{session.table.name}/{session.seed}/{point}").choice(cell.us) if cell.us else None
         entry["time"] = us / 1e3 if us is not None else FAILURES.get(cell.status, "RuntimeFailedConfig")
         entry |= {"compile_time": cell.compile_s * 1e3, "benchmark_time": cell.timing_s * 1e3, "verification_time": 0}
         cells[",".join(str(entry[name]) for name in params)] = entry

@@ -90,7 +90,7 @@ class Session:
             self.wait([point])
             cell = self.cells[point]
             self.now_s += cell.timing_s
-            self._read[point] = random.Random(f"{self.seed}/{point}").choice(cell.us) if cell.us else None
+            self._read[point] = random.Random(f"{self.table.name}/{self.seed}/{point}").choice(cell.us) if cell.us else None
             self.steps.append(Step(cell, self.now_s))
             self._reached = self._reached or self.truth.get(point, float("inf")) <= self.until * self.best_us
         return [self.cells.get(point) for point in points]
@@ -101,7 +101,7 @@ class Session:
 
     def again(self, points: Sequence[Point]) -> list[list[float]]:
         """Readings of each over some rounds that go through all in turn, charged."""
-        rng = random.Random(f"{self.seed}/{len(self.steps)}/{points}")
+        rng = random.Random(f"{self.table.name}/{self.seed}/{len(self.steps)}/{points}")
         rounds = [[rng.choice(self.cells[point].us) for _ in range(CONFIRM_ROUNDS)] for point in points]
         calls = CONFIRM_ROUNDS * CONFIRM_CALLS
         self.now_s += sum(calls * (self.truth[point] + CALL_OVERHEAD_US) for point in points) / 1e6
