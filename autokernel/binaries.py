@@ -126,10 +126,10 @@ def _names_one_of(name: str, dtypes: Collection[str]) -> bool:
 
 
 def _declared(shared_bytes: int | None, gpu: Gpu | None) -> int | None:
-    """Shared memory without what the driver keeps, which cuobjdump counts from compute capability 9.0 on."""
-    if shared_bytes is None or gpu is None or gpu.arch.startswith("sm_8"):
+    """Shared memory without what the driver keeps; as it is where the GPU is not known."""
+    if shared_bytes is None or gpu is None:
         return shared_bytes
-    return max(0, shared_bytes - resources.RESERVED_SHARED_BYTES)
+    return resources.declared_shared(shared_bytes, gpu.arch)
 
 
 # -- files that somebody else wrote

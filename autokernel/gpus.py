@@ -45,6 +45,43 @@ class Gpu:
     names: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one multiprocessor or compute unit of an architecture holds at once.
+
+    `registers` are 32-bit ones of the whole unit, `threads` and `blocks` the most that are resident, `shared_bytes` its
+    shared memory and `shared_bytes_per_block` the part of it that one block may ask for.
+    """
+
+    arch: str
+    registers: int
+    threads: int
+    blocks: int
+    shared_bytes: int
+    shared_bytes_per_block: int
+
+
+def limits(arch: str) -> Limits | None:
+    """The limits of an architecture (`sm_90`, `gfx942`); None where the table has none."""
+    known = _toml()["architecture"].get(arch, {}).get("limits")
+    if known is None:
+        return None
+    return Limits(
+        arch=arch,
+        registers=known["registers"],
+        threads=known["threads"],
+        blocks=known["blocks"],
+        shared_bytes=known["shared_kib"] << 10,
+        shared_bytes_per_block=known["shared_kib_per_block"] << 10,
+    )
+
+
+def lanes_per_clock(arch: str) -> float:
+    """fp32 multiply-adds per clock of one unit. Raises: KeyError for an architecture that the table does not have."""
+    per_clock: int = _toml()["architecture"][arch]["per_clock"]["fp32"]
+    return per_clock / 2
+
+
 def lookup(name: str, *, gcn_arch: str = "", memory_bytes: int = 0, units: int = 0, clock_mhz: float = 0) -> Gpu | None:
     """The table's entry for a device, or None when it is not certain which one that is.
 

@@ -19,22 +19,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from autokernel import gpus
 from autokernel.gpus import Gpu
 from autokernel.records import KernelResources
+from autokernel.tuner import occupancy
 
 if TYPE_CHECKING:
     from autokernel.offgpu import CompiledLaunch
 
 TOOL_TIMEOUT_S = 20
-RESERVED_SHARED_BYTES = 1024
-"""Of each block, kept by the driver on compute capability 8.0 and later; cuobjdump counts it from 9.0 on."""
-
-REGISTERS_PER_SM = 65536
-REGISTER_UNIT = 256  # registers are handed out to a warp in units of this many
-BLOCKS_PER_SM = 32
-THREADS_PER_SM = {"sm_86": 1536, "sm_87": 1536, "sm_89": 1536, "sm_120": 1536, "sm_121": 1536}
-USUAL_THREADS_PER_SM = 2048
-
 _FUNCTION = re.compile(r"Function (\S+?):\s+REG:(\d+)\s+STACK:(\d+)\s+SHARED:(\d+)\s+LOCAL:(\d+)")
 _SECTION = ".nv.info."  # begins the line before what a function's section says
 _AMD_REGISTERS = re.compile(r"\.vgpr_count:\s*(\d+)")
@@ -77,6 +70,14 @@ def of_library(path: Path, *, launch_bounds: bool = False) -> tuple[KernelResour
     if usage is None:
         return None
     return read_usage(usage, read_bounds(_dumped("--dump-elf", path) or "") if launch_bounds else {})
+
+
+def declared_shared(shared_bytes: int, arch: str) -> int:
+    """Of the shared memory that cuobjdump states, what a kernel for `arch` declares itself.
+
+    From compute capability 9.0 on it counts what the driver keeps of each block.
+    """
+    return shared_bytes if arch.startswith("sm_8") else max(0, shared_bytes - occupancy.RESERVED_SHARED_BYTES)
 
 
 def _dumped(what: str, path: Path) -> str | None:
@@ -132,21 +133,14 @@ def of_amd_assembly(text: str) -> tuple[int | None, int | None]:
 def with_occupancy(resources: KernelResources, gpu: Gpu) -> KernelResources:
     """`resources` with the blocks that fit on one multiprocessor and the share of its threads that they are.
 
-    Only where NVIDIA's rules and all numbers are known; otherwise as they were.
+    Only where the architecture's limits and all numbers are known; otherwise as they were.
     """
+    limits = gpus.limits(gpu.arch)
     registers, shared, threads = resources.registers, resources.shared_bytes, resources.threads
-    if not gpu.arch.startswith("sm_") or not registers or not threads or shared is None or not gpu.shared_bytes_per_sm:
+    if limits is None or not registers or not threads or shared is None:
         return resources
-    warps = -(-threads // 32)
-    per_warp = -(-registers * 32 // REGISTER_UNIT) * REGISTER_UNIT
-    room = THREADS_PER_SM.get(gpu.arch, USUAL_THREADS_PER_SM)
-    blocks = min(
-        REGISTERS_PER_SM // (per_warp * warps),
-        gpu.shared_bytes_per_sm // (shared + RESERVED_SHARED_BYTES),
-        room // (warps * 32),
-        BLOCKS_PER_SM,
-    )
-    return replace(resources, blocks_per_sm=blocks, occupancy=blocks * warps * 32 / room)
+    fit = occupancy.fit(limits, registers=registers, shared_bytes=shared, threads=threads)
+    return replace(resources, blocks_per_sm=fit.blocks, occupancy=fit.occupancy)
 
 
 def find_cuobjdump() -> str | None:

@@ -34,6 +34,19 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _NEVER = -1, -3, 1 << 30
 _M_PERTURB = -6  # glibc's mallopt parameter: fill fresh memory with ~byte and freed memory with byte
 
 
+def preload(device: str) -> None:
+    """Import once, in the server, what each child would spend seconds on."""
+    import torch._dynamo  # noqa: F401 - one to two seconds, in the first recorded call
+
+    import autokernel.native
+
+    if device != "cpu":
+        with contextlib.suppress(ImportError):  # CUDA C++ needs no Triton
+            import triton  # noqa: F401
+
+        import autokernel.target  # noqa: F401
+
+
 def main(sock: socket.socket, setup: dict[str, Any]) -> None:
     """Enter the sandbox, get the device ready, load what the judge names, then serve it until it hangs up."""
     policy, device = Policy.from_json(setup["sandbox"]), setup["device"]
@@ -48,7 +61,7 @@ def main(sock: socket.socket, setup: dict[str, Any]) -> None:
         first, _ = wire.receive(sock)
         # Closed first: what an earlier child of this text left in the folder, a symbolic link say, is hostile, too.
         sandbox.enter(policy, device, Path(first["scratch"]), trusted="kernel" not in first["target"])
-        _settle(Path(first["scratch"]))
+        settle(Path(first["scratch"]))
         wire.send(sock, {"ok": True, "number": 0})  # what fails from here on is the candidate's fault
         if "kernel" in first["target"]:
             audit.install(Path(first["scratch"]))
@@ -56,7 +69,7 @@ def main(sock: socket.socket, setup: dict[str, Any]) -> None:
     except EOFError:
         return
     except BaseException as error:
-        wire.send(sock, _answered(0, _failure(error)))
+        wire.send(sock, _answered(0, failure(error)))
         return
     wire.send(sock, _answered(0, {"ok": True}))
     while True:
@@ -67,7 +80,7 @@ def main(sock: socket.socket, setup: dict[str, Any]) -> None:
         try:
             answer = session.answer(message, fds)
         except BaseException as error:
-            answer = _failure(error)
+            answer = failure(error)
         wire.send(sock, _answered(message["number"], answer))
 
 
@@ -266,7 +279,7 @@ def _keep_freed_memory() -> None:
         libc.mallopt(_M_MMAP_THRESHOLD, _NEVER)
 
 
-def _settle(scratch: Path) -> None:
+def settle(scratch: Path) -> None:
     """Move into the candidate's own folder: what it prints, builds and caches stays there."""
     os.chdir(scratch)
     with contextlib.suppress(OSError):
@@ -294,7 +307,7 @@ def keep_files_in(folder: Path) -> None:
     tempfile.tempdir = None  # it is remembered from the first use on
 
 
-def _failure(error: BaseException) -> dict[str, Any]:
+def failure(error: BaseException) -> dict[str, Any]:
     """One message for the judge: kind, text, and the line of the candidate's file where it happened."""
     text = str(error) or type(error).__name__
     oom = isinstance(error, MemoryError) or "can't allocate memory" in text or "out of memory" in text.lower()

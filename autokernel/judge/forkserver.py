@@ -8,8 +8,8 @@ the server takes all children with it.
 
 from __future__ import annotations
 
-import contextlib
 import gc
+import importlib
 import os
 import socket
 import subprocess
@@ -22,6 +22,9 @@ from autokernel.errors import WorkerError
 from autokernel.judge import enforcement, orphans, wire
 from autokernel.judge.nursery import Nursery
 from autokernel.loading import PACKAGE_ROOT
+
+CANDIDATES = "autokernel.judge.child"
+"""The body of children that run candidates."""
 
 START_TIMEOUT_S = 120.0
 REPLY_TIMEOUT_S = 30.0
@@ -45,18 +48,21 @@ class ForkServer:
     """The judge's handle of the server process, whose children work on `device`; use as a context manager.
 
     `sandbox` is how they are confined (`auto`, `strict` or `off`), `builds` the folder in which all their scratch
-    folders will lie: without it, the threads of a GPU's driver are not confined to any folder.
+    folders will lie: without it, the threads of a GPU's driver are not confined to any folder. `body` names the module
+    of what they do: its `preload(device)` imports what all of them need, `main(socket, setup)` is one child's life.
     Raises: ConfigError for `strict` where this machine cannot enforce everything; WorkerError.
     """
 
-    def __init__(self, device: str = "cpu", *, sandbox: str = "auto", builds: Path | None = None) -> None:
+    def __init__(
+        self, device: str = "cpu", *, sandbox: str = "auto", builds: Path | None = None, body: str = CANDIDATES
+    ) -> None:
         self.policy = enforcement.decide(sandbox, device, builds=builds).to_json()
         ours, theirs = socket.socketpair()
         self._sock, self.device = ours, device
         self._spares: list[tuple[int, socket.socket]] = []
         code = (
             f"import sys; sys.path.append({str(PACKAGE_ROOT.parent)!r}); "
-            f"from autokernel.judge.forkserver import serve; serve({theirs.fileno()}, {device!r})"
+            f"from autokernel.judge.forkserver import serve; serve({theirs.fileno()}, {device!r}, {body!r})"
         )
         try:
             self._process = subprocess.Popen(
@@ -145,25 +151,16 @@ class ForkServer:
             raise WorkerError(f"the judge's server does not answer: {error}", hint="run `autokernel doctor`") from None
 
 
-def serve(fd: int, device: str) -> None:
+def serve(fd: int, device: str, body: str) -> None:
     """Body of the server process: fork on request until the judge hangs up."""
-    import torch._dynamo  # noqa: F401 - one to two seconds, which each child would spend in its first recorded call
-
-    import autokernel.judge.child as child
-    import autokernel.native
-
-    if device != "cpu":
-        with contextlib.suppress(ImportError):  # CUDA C++ needs no Triton
-            import triton  # noqa: F401
-
-        import autokernel.target  # noqa: F401
-
+    children = importlib.import_module(body)
+    children.preload(device)
     control = socket.socket(fileno=fd)
     os.set_inheritable(fd, False)
     orphans.adopt()
     gc.collect()
     gc.freeze()  # children share these pages as long as no collection touches them
-    nursery = Nursery(control, child.main)
+    nursery = Nursery(control, children.main)
     try:
         wire.send(control, {"ready": True})
         while True:
