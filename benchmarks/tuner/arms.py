@@ -10,18 +10,22 @@ from dataclasses import dataclass
 from arms_helion import QUICK, helion_arm
 from arms_kerneltuner import kernel_tuner_arm
 from arms_optuna import tpe
+from seeding import heuristics_of
 from simulated import Over, Session, TableProvider
 
+from autokernel.tuner.coding import Features
 from autokernel.tuner.lfbo import Lfbo, Settings
 from autokernel.tuner.proposing import Candidates
-from autokernel.tuner.space import Point, Space
-from autokernel.tuner.strategies import Task, strategy_of
+from autokernel.tuner.space import Point
+from autokernel.tuner.strategies import Pattern
 from autokernel.tuner.trials import Strategy
 from autokernel.tuner.tuning import Budget, tune
 
-OURS = "lfbo"
-RANDOM_BATCH = 16
+OURS = "ours"
+SEEDS = 8
+"""Of the heuristics."""
 
+RANDOM_BATCH = 16
 
 KERNEL_TUNER = (
     "genetic_algorithm",
@@ -45,31 +49,50 @@ class Arm:
     ablation: bool = False
 
 
-def _ours(make: Callable[[Session, Space, list[Point]], Strategy]) -> Callable[[Session], None]:
-    """A strategy of the tuner in the tuner's own loop, with the kernel's CONFIG to begin with."""
+Make = Callable[[Session, list[Point], Features | None], Strategy]
+
+
+def _tuner(make: Make, *, seeded: bool = True, featured: bool = True, batch: int | None = None) -> Callable[..., None]:
+    """A strategy in the tuner's own loop, from the heuristics' seeds or from the kernel's CONFIG."""
 
     def run(session: Session) -> None:
         space = session.table.space
-        default = space.locate(session.table.default)
-        seeds = [default] if default is not None and space.allowed(default) else []
-        strategy, budget = make(session, space, seeds), Budget(evaluations=session.budget)
+        knowing = heuristics_of(session.table) if seeded or featured else None
+        seeds = knowing.seeds(SEEDS) if knowing and seeded else _config(session)
+        strategy = make(session, seeds, knowing.features if knowing and featured else None)
         with contextlib.suppress(Over):
-            tune(space, TableProvider(session), strategy, budget, seeds=seeds)
+            tune(
+                space,
+                TableProvider(session),
+                strategy,
+                Budget(evaluations=session.budget),
+                seeds=seeds,
+                batch=batch,
+            )
 
     return run
 
 
-def _named(name: str) -> Arm:
-    return Arm(
-        run=_ours(lambda session, space, seeds: strategy_of(name, Task(space=space, seed=session.seed, seeds=seeds)))
-    )
+def _config(session: Session) -> list[Point]:
+    default = session.table.space.locate(session.table.default)
+    return [] if default is None else [default]
 
 
-def _lfbo_with(settings: Settings) -> Arm:
-    def make(session: Session, space: Space, seeds: list[Point]) -> Strategy:
-        return Lfbo(space=space, seed=session.seed, seeds=seeds, settings=settings)
+def _lfbo(settings: Settings | None = None) -> Make:
+    def make(session: Session, seeds: list[Point], features: Features | None) -> Strategy:
+        return Lfbo(
+            space=session.table.space,
+            seed=session.seed,
+            seeds=seeds,
+            features=features,
+            settings=settings or Settings(),
+        )
 
-    return Arm(run=_ours(make), ablation=True)
+    return make
+
+
+def _pattern(session: Session, seeds: list[Point], _features: Features | None) -> Strategy:
+    return Pattern(space=session.table.space, seed=session.seed, seeds=seeds)
 
 
 def _random(session: Session) -> None:
@@ -83,12 +106,18 @@ def _random(session: Session) -> None:
 
 
 ARMS: dict[str, Arm] = {
-    OURS: _named("lfbo"),
-    "pattern": _named("pattern"),
+    OURS: Arm(run=_tuner(_lfbo())),
+    "pattern": Arm(run=_tuner(_pattern, seeded=False, featured=False)),
     "random": Arm(run=_random),
-    "lfbo, no Gaussian process": _lfbo_with(Settings(smooth=False)),
-    "lfbo, no diversity": _lfbo_with(Settings(diversity=0.0)),
-    "lfbo, no forest": _lfbo_with(Settings(forest_power=0.0)),
+    "ours without heuristics": Arm(run=_tuner(_lfbo(), seeded=False, featured=False), ablation=True),
+    "ours without seeds": Arm(run=_tuner(_lfbo(), seeded=False), ablation=True),
+    "ours without features": Arm(run=_tuner(_lfbo(), featured=False), ablation=True),
+    "ours without Gaussian process": Arm(run=_tuner(_lfbo(Settings(smooth=False))), ablation=True),
+    "ours without forest": Arm(run=_tuner(_lfbo(Settings(forest_power=0.0))), ablation=True),
+    "ours without diversity": Arm(run=_tuner(_lfbo(Settings(diversity=0.0))), ablation=True),
+    "ours in batches of 8": Arm(run=_tuner(_lfbo(), batch=8), ablation=True),
+    "ours in batches of 14": Arm(run=_tuner(_lfbo(), batch=14), ablation=True),
+    "pattern from our seeds": Arm(run=_tuner(_pattern, featured=False), ablation=True),
     "helion PatternSearch": Arm(run=helion_arm("PatternSearch"), package="helion"),
     "helion LFBOPatternSearch": Arm(run=helion_arm("LFBOPatternSearch"), package="helion"),
     "helion LFBOTreeSearch": Arm(run=helion_arm("LFBOTreeSearch"), package="helion"),

@@ -90,7 +90,9 @@ class Session:
             self.wait([point])
             cell = self.cells[point]
             self.now_s += cell.timing_s
-            self._read[point] = random.Random(f"{self.table.name}/{self.seed}/{point}").choice(cell.us) if cell.us else None
+            self._read[point] = (
+                random.Random(f"{self.table.name}/{self.seed}/{point}").choice(cell.us) if cell.us else None
+            )
             self.steps.append(Step(cell, self.now_s))
             self._reached = self._reached or self.truth.get(point, float("inf")) <= self.until * self.best_us
         return [self.cells.get(point) for point in points]
