@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 from autokernel.tuner.coding import Floats
 
 TREES = 64
+TRIED_RUNS, TRIED_GOOD = 1.0, "sqrt"
+"""Columns that a split chooses among, at one random threshold each: all, where one knob alone may tell what fails."""
+
 LEAST_UTILITY = 0.02
 """Of a fast configuration, in log latency: the one that is just fast enough still counts."""
 
@@ -38,7 +41,7 @@ def runs_probability(rows: Floats, runs: NDArray[np.bool_], weights: Floats, poo
     """P(runs) of each row of `pool`; ones while nothing has failed."""
     if runs.all() or not runs.any():
         return np.ones(len(pool))
-    return _grown(rows, runs, weights, pool, seed).probability
+    return _grown(rows, runs, weights, pool, TRIED_RUNS, seed).probability
 
 
 def good_probability(
@@ -53,10 +56,12 @@ def good_probability(
     bar = known[max(1, math.ceil(share * len(known))) - 1]
     good = timed & (log_latency <= bar)
     utility = np.maximum(bar - log_latency, LEAST_UTILITY)
-    return _grown(rows, good, np.where(good, weights * utility / utility[good].mean(), weights), pool, seed)
+    return _grown(rows, good, np.where(good, weights * utility / utility[good].mean(), weights), pool, TRIED_GOOD, seed)
 
 
-def _grown(rows: Floats, labels: NDArray[np.bool_], weights: Floats, pool: Floats, seed: int) -> Good:
+def _grown(
+    rows: Floats, labels: NDArray[np.bool_], weights: Floats, pool: Floats, tried: float | str, seed: int
+) -> Good:
     """What trees over all of `rows` say of `pool`.
 
     Regression trees on labels of 0 and 1 split as classification trees do, as the variance is half the Gini impurity.
@@ -68,9 +73,10 @@ def _grown(rows: Floats, labels: NDArray[np.bool_], weights: Floats, pool: Float
     narrow, wide = rows.astype(np.float32), pool.astype(np.float32)
     kinds = labels.astype(np.float64)[:, None]
     probability, leaves = np.zeros(len(pool)), np.empty((len(pool), TREES), dtype=np.intp)
+    state = np.random.RandomState(seed)  # one for all trees: to make one takes as long as to grow a tree
     with sklearn.config_context(skip_parameter_validation=True):
         for number in range(TREES):
-            tree = ExtraTreeRegressor(max_features="sqrt", random_state=seed + number)
+            tree = ExtraTreeRegressor(max_features=tried, random_state=state)
             grown: Any = tree.fit(narrow, kinds, sample_weight=weights, check_input=False).tree_
             leaves[:, number] = grown.apply(wide)
             probability += grown.value[leaves[:, number], 0, 0] / TREES

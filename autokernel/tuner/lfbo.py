@@ -31,6 +31,9 @@ PARENT_WEIGHT = 0.5
 PARENT_NOISE = 10.0
 """How many times a measurement's variance a parent's has."""
 
+FASTEST_ROWS, OTHER_ROWS = 80, 40
+"""What the smooth model is fitted to at most: its time grows with the cube, and far above the best details are idle."""
+
 LEAST_TIMED = 3
 """With fewer timed configurations no model of latency is fitted."""
 
@@ -42,7 +45,7 @@ FLOOR = 0.02
 class Settings:
     """How the score is made. `start`: points spread over the space before a model is asked, seeds included."""
 
-    start: int = 6
+    start: int = 4
     good_share: float = 0.2
     diversity: float = 0.5
     forest_power: float = 1.0
@@ -136,6 +139,10 @@ class Lfbo:
 
     def _belief(self, known: _Known, coded: Coded, rng: np.random.Generator) -> Belief:
         rows = np.flatnonzero(known.runs)
+        if len(rows) > FASTEST_ROWS + OTHER_ROWS:
+            ranked = rows[np.argsort(known.log_latency[rows], kind="stable")]
+            others = np.linspace(FASTEST_ROWS, len(rows) - 1, OTHER_ROWS).astype(int)
+            rows = np.concatenate([ranked[:FASTEST_ROWS], ranked[others]])
         noise = np.where(known.weights[rows] < 1, PARENT_NOISE, 0.0)
         model = Smooth(coded.distances, coded.indicators[rows], known.log_latency[rows], noise, rng)
         return Belief(model, coded.indicators[len(known.points) :])
