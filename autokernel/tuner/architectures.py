@@ -28,9 +28,10 @@ class Product(StrEnum):
 class Architecture:
     """Rates per clock of one multiprocessor, and times in us.
 
-    `l2_bytes` come from the L2 cache; `latency_us` is that of a load from memory; `block_us` what a block costs before
-    its first load and after its last store; `step_us` what warps lose in an iteration by waiting for each other.
-    `efficiency` is the share of the published rate of products that compiled kernels reach at best.
+    `l2_bytes` come from the L2 cache; `latency_us` is that of a load from memory, `loaded_us` where many operands of
+    products are under way; `block_us` what a block costs before its first load and after its last store; `step_us` what
+    warps lose in an iteration by waiting for each other. `efficiency` is the share of the published rate of products
+    that compiled kernels reach at best.
     """
 
     product: Product
@@ -38,8 +39,9 @@ class Architecture:
     l2_bytes: float = 40.0
     latency_us: float = 0.7
     block_us: float = 0.4
-    step_us: float = 0.08
-    efficiency: float = 0.7
+    loaded_us: float = 1.3
+    step_us: float = 0.02
+    efficiency: float = 0.78
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {

@@ -29,23 +29,13 @@ from autokernel.kernelfile import parse_kernel
 from autokernel.records import Case, KernelResources
 from autokernel.target import KNOWN_TARGETS, Target
 from autokernel.tuner import occupancy
-from autokernel.tuner.kinds import Work
+from autokernel.tuner.kinds import Launch, Work
 from autokernel.tuner.trials import Status
 
 BODY = "autokernel.tuner.compilechild"
 DEADLINE_S = 60.0
 MAX_KERNELS = 64  # of one candidate, whose resources are kept
 MAX_ERROR_CHARS = 4000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """One launch that a Triton kernel makes: which kernel, its warps and stages, and the work of one program."""
-
-    kernel: str
-    warps: int
-    stages: int
-    work: Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +90,11 @@ class Compiler:
         self._lock = threading.Lock()  # of the server's socket
         self._processes = processes or len(os.sched_getaffinity(0))
         self._pool = ThreadPoolExecutor(self._processes, thread_name_prefix="compile")
+
+    @property
+    def arch(self) -> str:
+        """The target's architecture: sm_90, gfx942."""
+        return f"sm_{self.target.arch}" if self.target.vendor == "cuda" else f"gfx{self.target.arch:x}"
 
     def compile(self, texts: Sequence[str], *, deadline_s: float | None = None) -> list[Compiled]:
         """One answer per text, in their order; a text that fails is an answer. Raises: WorkerError."""
@@ -167,7 +162,7 @@ class Compiler:
             status = Status.TIMEOUT if answer.get("kind") == "timeout" else Status.COMPILE_ERROR
             error = str(answer.get("reason", "no reason given"))[:MAX_ERROR_CHARS]
             return Compiled(text=text, status=status, compile_s=compile_s, error=error)
-        limits = gpus.limits(arch_of(self.target))
+        limits = gpus.limits(self.arch)
         kernels = tuple(_with_occupancy(kernel, limits) for kernel in _resources(answer.get("kernels")))
         ttir, digest = answer.get("ttir"), answer.get("digest")
         unlaunchable = next(filter(None, (_refused(kernel, self.target) for kernel in kernels)), "")
@@ -214,11 +209,6 @@ class Compiler:
         sock.close()
         with self._lock:
             return self._server.reap(pid)
-
-
-def arch_of(target: Target) -> str:
-    """The name of a target's architecture: sm_90, gfx942."""
-    return f"sm_{target.arch}" if target.vendor == "cuda" else f"gfx{target.arch:x}"
 
 
 def _hunger(kernel: KernelResources) -> tuple[int, int, int]:

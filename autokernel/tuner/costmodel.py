@@ -8,6 +8,7 @@ is an upper bound: what is predicted to fit does fit.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autokernel import gpus
@@ -27,7 +28,7 @@ SPILL_COST = 2.0  # of a register that lies in memory, over one that does not, p
 PRODUCT_ROWS = 64  # of one instruction that takes its operands from shared memory, by four warps
 GROUP_WARPS = 4
 SLAB_BYTES = 128  # of a row of operands in shared memory, from which products read without conflicts
-SHORT_SLAB = 0.85  # share of their rate that they reach with shorter rows
+SHORT_SLAB = 0.97  # share of their rate that they reach with shorter rows
 L2_SHARE = 0.5  # of the cache, in which what programs read again is thought to stay
 DTYPE_OF_BYTES = {1.0: "fp8", 2.0: "bf16", 4.0: "tf32"}
 
@@ -113,7 +114,8 @@ def shared_bytes(work: Work, warps: int, stages: int, product: Product, *, bound
         most = max(loop, outside, work.resident_bytes * CONVERSION)
     else:
         most = max(loop, outside) + work.resident_bytes
-    return math.ceil(most + work.row_bytes * warps + BARRIER_BYTES * (1 + stages))
+    reduced = work.row_bytes * warps if bound or not work.dot[0] else 0.0
+    return math.ceil(most + reduced + BARRIER_BYTES * (1 + stages) * bound)
 
 
 def buffers(work: Work, warps: int, stages: int, product: Product) -> int:
@@ -167,8 +169,7 @@ def estimate(work: Work, warps: int, stages: int, device: Device, input_bytes: f
     pressure = wanted / allowed
     if pressure > 1:
         parts["spilled registers"] = SPILL_COST * (pressure - 1) * max(parts.values())
-    side_by_side = sum(value**OVERLAP for name, value in parts.items() if name not in ADDED) ** (1 / OVERLAP)
-    each = side_by_side + sum(parts.get(name, 0.0) for name in ADDED)
+    each = _together(parts)
     tail = device.architecture.block_us + device.architecture.latency_us
     waves = work.programs / (max(1, fit.blocks) * device.sms)
     return Estimate(
@@ -188,15 +189,27 @@ def estimate(work: Work, warps: int, stages: int, device: Device, input_bytes: f
 ADDED = ("spilled registers",)
 """Parts that come on top of the others, which go on side by side."""
 
-OVERLAP = 3.0
-"""Of parts that go on side by side the longest counts most: a sum of so high powers. They are never quite hidden."""
+OVERLAP, HIDING = 3.0, 6.0
+"""Of units that work side by side the longest counts most: a sum of so high powers, as none hides quite behind another.
+A latency counts little until it is longer than all of them."""
 
 JOIN_US, JOIN_WARPS_US = 0.01, 0.02
 """us of a reduction within a warp, as those of a product's rows are, and for each doubling of the warps beside it."""
 
 HIDDEN = 0.7  # of the shorter of products and other operations, where one group of warps does each
 
+OVERLAPPING_STAGES = 3  # of a loop with products: with fewer, a load waits for the product that uses its buffer
+
+WARP_ROWS = 16  # of a product, which one warp has to itself
+
 BUSY_WARPS = 16  # on a multiprocessor: with fewer, the schedulers wait for results of the warps' own operations
+
+
+def _together(parts: Mapping[str, float]) -> float:
+    """us of a program from the us of its parts."""
+    units = sum(us**OVERLAP for name, us in parts.items() if name not in (*ADDED, "latency")) ** (1 / OVERLAP)
+    hidden: float = (units**HIDING + parts["latency"] ** HIDING) ** (1 / HIDING)
+    return hidden + sum(parts.get(name, 0.0) for name in ADDED)
 
 
 def _parts(work: Work, warps: int, stages: int, blocks: int, device: Device) -> dict[str, float]:
@@ -205,6 +218,7 @@ def _parts(work: Work, warps: int, stages: int, blocks: int, device: Device) -> 
     lanes_used = min(1.0, work.elements / (warps * device.lanes))
     issue = min(1.0, warps * blocks / BUSY_WARPS) * lanes_used
     ordinary = (work.arithmetic / device.arithmetic + work.special / (architecture.special * device.clock)) / issue
+    ordinary *= spread(work, warps)
     products = _product_us(work, warps, device)
     moved = work.load_bytes + work.store_bytes
     hidden = HIDDEN if blocks * warps >= 2 * GROUP_WARPS else 0.0
@@ -224,6 +238,11 @@ def _memory_us(work: Work, blocks: int, device: Device, input_bytes: float) -> f
     return (
         (min(loads, input_bytes if cached else loads) + work.programs * work.store_bytes) / device.memory / device.sms
     )
+
+
+def spread(work: Work, warps: int) -> float:
+    """How many warps share each 16 rows of a product: its rows are then reduced across warps, and held in parts."""
+    return max(1.0, WARP_ROWS * warps / work.dot[0]) if work.dot[0] else 1.0
 
 
 def _product_us(work: Work, warps: int, device: Device) -> float:
@@ -248,11 +267,13 @@ def _product_us(work: Work, warps: int, device: Device) -> float:
 def _latency_us(work: Work, warps: int, stages: int, busy_us: float, device: Device) -> float:
     """us from the start of a program to its end when it has to wait for its own loads and barriers alone."""
     architecture = device.architecture
-    ahead = max(1, stages - 1) if work.ring_bytes else max(1, work.loop_stages and stages)
-    if not work.ring_bytes and work.loop_stages <= 1:
-        ahead = 1
-    waits = max(1.0, work.iterations / ahead) * architecture.latency_us
-    steps = (work.iterations if work.ring_bytes else 0.0) * architecture.step_us * math.sqrt(warps / GROUP_WARPS)
-    joined = work.reductions * (JOIN_US if work.dot[0] else JOIN_US + JOIN_WARPS_US * math.log2(2 * warps))
-    overlap = busy_us if work.ring_bytes and stages > 1 else 0.0
-    return architecture.block_us + max(waits, overlap + steps) + joined + (busy_us if not overlap else 0.0)
+    sharing = spread(work, warps) if work.dot[0] else 2 * warps
+    ends = architecture.block_us + work.reductions * (JOIN_US + JOIN_WARPS_US * math.log2(sharing))
+    if not work.ring_bytes:
+        ahead = max(1, stages - 1) if work.loop_stages > 1 else 1
+        return ends + max(1.0, work.iterations / ahead) * architecture.latency_us + busy_us
+    waits = max(1.0, work.iterations / max(1, stages - 1)) * architecture.loaded_us
+    if stages < OVERLAPPING_STAGES:
+        return ends + waits + busy_us
+    steps = work.iterations * architecture.step_us * math.sqrt(warps / GROUP_WARPS)
+    return ends + max(waits, busy_us + steps)

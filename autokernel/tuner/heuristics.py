@@ -17,7 +17,7 @@ from autokernel.tuner.costmodel import Estimate, estimate
 from autokernel.tuner.kinds import Kind
 from autokernel.tuner.roles import Role, is_left_to_kernel, role_of
 from autokernel.tuner.space import Point
-from autokernel.tuner.studies import Facts
+from autokernel.tuner.studies import Facts, amounts_of
 
 FEWEST_SEEDS, MOST_SEEDS = 4, 20
 MOST_RANKED = 20_000
@@ -90,9 +90,10 @@ class Heuristics:
     def ranked(self) -> tuple[Point, ...]:
         """All configurations that were looked at and fit, the best first; CONFIG's alone where there is none."""
         costs = {point: self.cost(point) for point in self._candidates()}
-        fitting = sorted((cost, point) for point, cost in costs.items() if cost < math.inf)
         config = self.space.canonical(self.space.locate(self.space.config) or self.facts.base)
-        return tuple(point for _, point in fitting) or (config,)
+        fitting = [point for point, cost in costs.items() if cost < math.inf]
+        fitting.sort(key=lambda point: (costs[point], -_alike(point, config), point))  # nothing is changed for nothing
+        return tuple(fitting) or (config,)
 
     def features(self, point: Point) -> tuple[float, ...]:
         """Numbers that a model of latencies can learn from, named by `FEATURES`; zeros where nothing is known."""
@@ -127,7 +128,7 @@ class Heuristics:
             )
         for k, knob in enumerate(self.space.knobs):
             value = knob.values[point[k]]
-            if role_of(knob) is Role.OTHER:
+            if not self._is_free(k, point) and not is_left_to_kernel(value):
                 lines.append(f"{knob.name} = {value!r}: as in CONFIG; its role is not known")
             elif is_left_to_kernel(value):
                 lines.append(f"{knob.name} = {value!r}: left to the kernel, which chooses by shape")
@@ -142,9 +143,7 @@ class Heuristics:
         options: list[Sequence[int]] = []
         config = self.space.locate(self.space.config) or self.facts.base
         for k, knob in enumerate(self.space.knobs):
-            free = role_of(knob) is not Role.OTHER and not is_left_to_kernel(knob.values[config[k]])
-            amounts = [i for i, value in enumerate(knob.values) if not is_left_to_kernel(value)]
-            options.append(amounts if free else [config[k]])
+            options.append(amounts_of(knob) if self._is_free(k, config) else [config[k]])
         count = 0
         for point in self._combinations(options):
             if self.space.allowed(point) and self.space.canonical(point) == point:
@@ -152,6 +151,13 @@ class Heuristics:
                 yield point
                 if count == MOST_RANKED:
                     return
+
+    def _is_free(self, k: int, config: Point) -> bool:
+        """Whether a knob is ours to choose: flags only where a study shows what they do."""
+        role = role_of(self.space.knobs[k])
+        if role is Role.FLAG:
+            return k in self.facts.shaping
+        return role is not Role.OTHER and not is_left_to_kernel(self.space.knobs[k].values[config[k]])
 
     def _combinations(self, options: Sequence[Sequence[int]]) -> Iterator[Point]:
         """Combinations of the options, of the shaping knobs only those that were studied."""

@@ -28,6 +28,9 @@ SPECIAL = frozenset(
 )
 """Operations that take several times as long as a multiplication."""
 
+MASKING = ("arith.cmpi", "arith.cmpf", "arith.andi")
+"""Of whole tiles: they take no register, but time."""
+
 STORES = (
     "tt.store",
     "tt.descriptor_store",
@@ -90,6 +93,16 @@ class Work:
         return Work(kind=Kind(raw["kind"]), dot=(rows, columns, depth), by_descriptor=descriptors, **fields)  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One launch that a Triton kernel makes: which kernel, its warps and stages, and the work of one program."""
+
+    kernel: str
+    warps: int
+    stages: int
+    work: Work
+
+
 def work_of(text: str, grid: Sequence[int], arguments: Sequence[str]) -> Work:
     """What a kernel does, from its IR and how it is launched."""
     program = ttir.read(text)
@@ -141,11 +154,10 @@ def _kind(dots: Sequence[Op], reductions: Sequence[Op]) -> Kind:
 
 def _computes(op: Op) -> bool:
     """Whether an operation works on the elements of a tile of numbers."""
-    return (
-        op.name.startswith(("arith.", "math."))
-        and op.name not in FREE
-        and any(t.sides and t.is_float for t in op.types)
-    )
+    if op.name in MASKING:
+        return bool(op.types) and len(op.types[0].sides) > 1
+    numbers = any(tile.sides and tile.is_float for tile in op.types)
+    return numbers and op.name.startswith(("arith.", "math.")) and op.name not in FREE
 
 
 def _times(program: Program, trips: Sequence[float]) -> Any:

@@ -9,7 +9,7 @@ import re
 from enum import StrEnum
 
 from autokernel.kernelfile import Value
-from autokernel.tuner.knobs import Knob
+from autokernel.tuner.knobs import Flag, Knob
 
 
 class Role(StrEnum):
@@ -27,6 +27,8 @@ class Role(StrEnum):
     UNROLL = "unroll"
     VECTOR = "vector"
     """Elements of one memory access."""
+    FLAG = "flag"
+    """On or off, whatever it does: the IR shows it, if anything."""
     OTHER = "other"
 
 
@@ -46,7 +48,9 @@ NAMES: tuple[tuple[Role, re.Pattern[str]], ...] = tuple(
 
 
 def role_of(knob: Knob) -> Role:
-    """The role of a knob; OTHER for a flag or a choice, whatever its name."""
+    """The role of a knob; FLAG or OTHER for a flag or a choice, whatever its name."""
+    if isinstance(knob, Flag):
+        return Role.FLAG
     if not all(isinstance(value, int) and not isinstance(value, bool) for value in knob.values):
         return Role.OTHER
     return next((role for role, pattern in NAMES if pattern.fullmatch(knob.name)), Role.OTHER)

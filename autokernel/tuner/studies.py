@@ -10,17 +10,21 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from autokernel import gpus
 from autokernel.errors import ConfigError
 from autokernel.gpus import Gpu
 from autokernel.kernelfile import parse_kernel, with_config
 from autokernel.records import Case
-from autokernel.tuner.compiling import Compiler, Launch, arch_of
 from autokernel.tuner.costmodel import Device
-from autokernel.tuner.kinds import Kind
+from autokernel.tuner.kinds import Kind, Launch
+from autokernel.tuner.knobs import Knob
 from autokernel.tuner.roles import Role, is_left_to_kernel, role_of
 from autokernel.tuner.space import Point, Space
+
+if TYPE_CHECKING:
+    from autokernel.tuner.compiling import Compiler
 
 MOST_STUDIES = 96
 """Combinations that are looked at: 50 ms each. Of larger spaces a sample is, which the search then goes beyond."""
@@ -28,7 +32,7 @@ MOST_STUDIES = 96
 ITEM_BYTES = {"fp64": 8, "fp32": 4, "int64": 8, "int32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "bool": 1}
 WORD_BYTES = 4
 
-SHAPING = (Role.TILE, Role.SPLIT, Role.UNROLL, Role.VECTOR, Role.THREADS)
+SHAPING = (Role.TILE, Role.SPLIT, Role.UNROLL, Role.VECTOR, Role.THREADS, Role.FLAG)
 """Roles of knobs that change the IR."""
 
 KIND_OF_OP: Mapping[str, Kind] = {
@@ -106,7 +110,7 @@ def gather(text: str, case: Case, compiler: Compiler, gpu: Gpu | None = None) ->
     base = space.locate(space.config)
     if not space.knobs or base is None:
         raise ConfigError("kernel.py has nothing to tune", hint="list two values of a knob in TUNABLES")
-    gpu = gpu or representative(arch_of(compiler.target))
+    gpu = gpu or representative(compiler.arch)
     device = Device.of(gpu) if gpu is not None else None
     kernel = parse_kernel(text)
     if kernel.backend != "triton":
@@ -142,8 +146,14 @@ def _with_visible_stages(space: Space, base: Point) -> Point:
 
 
 def _chosen(space: Space, k: int, base: Point) -> bool:
-    """Whether CONFIG gives knob `k` an amount."""
-    return not is_left_to_kernel(space.knobs[k].values[base[k]])
+    """Whether CONFIG gives knob `k` an amount, or turns it on or off."""
+    return role_of(space.knobs[k]) is Role.FLAG or not is_left_to_kernel(space.knobs[k].values[base[k]])
+
+
+def amounts_of(knob: Knob) -> list[int]:
+    """Indices of a knob's values that leave nothing to the kernel."""
+    flag = role_of(knob) is Role.FLAG
+    return [index for index, value in enumerate(knob.values) if flag or not is_left_to_kernel(value)]
 
 
 def _with(base: Point, shaping: tuple[int, ...], choice: Point) -> Point:
@@ -156,7 +166,7 @@ def _with(base: Point, shaping: tuple[int, ...], choice: Point) -> Point:
 def _choices(space: Space, base: Point, shaping: tuple[int, ...]) -> Iterator[Point]:
     """Combinations of values of the shaping knobs that some allowed configuration has, CONFIG's first."""
     first = tuple(base[k] for k in shaping)
-    amounts = [[i for i, v in enumerate(space.knobs[k].values) if not is_left_to_kernel(v)] for k in shaping]
+    amounts = [amounts_of(space.knobs[k]) for k in shaping]
     others = [choice for choice in itertools.islice(itertools.product(*amounts), 1 << 16) if choice != first]
     others = [choice for choice in others if _is_allowed(space, base, shaping, choice)]
     if len(others) >= MOST_STUDIES:

@@ -1,4 +1,4 @@
-"""Compiling candidates in confined children, with the real compilers and no GPU; and seeds that hold what they promise."""
+"""Compiling candidates in confined children, with the real compilers and no GPU; seeds that hold what they promise."""
 
 import importlib.util
 import shutil
@@ -34,7 +34,7 @@ import triton.language as tl
 KERNEL_TYPE = "matmul"
 BACKEND = "triton"
 TUNABLES = {
-    "BLOCK_M": [32, 64, 128], "BLOCK_N": [32, 64, 128], "BLOCK_K": [32, 64], "GROUP_M": [1, 8],
+    "BLOCK_M": [32, 64, 128], "BLOCK_N": [64, 128], "BLOCK_K": [32, 64], "GROUP_M": [1, 8],
     "num_warps": [4, 8], "num_stages": [1, 2, 3, 4], "SPEED": [1, 2],
 }
 CONFIG = {
@@ -92,7 +92,7 @@ def product_on_hopper():
 
 
 @needs_triton
-@pytest.mark.parametrize("target", ["sm_80", "sm_100", "gfx942"])
+@pytest.mark.parametrize("target", ["sm_80", "gfx942"])
 def test_starter_compiles_for_a_target_that_is_not_here(target):
     text = starter_path("softmax", "triton").read_text()
     with Compiler([SOFTMAX], target, processes=1) as compiler:
@@ -159,7 +159,9 @@ def test_failures_cost_only_their_own_candidate():
     expected = [Status.OK, Status.TIMEOUT, *[Status.COMPILE_ERROR] * 5, Status.OK]
     assert [each.status for each in found] == expected, [each.error for each in found]
     assert took < 40
-    for each, words in zip(found[1:7], ["3 s", "exit code 3", "SIGSEGV", "not valid", "no such luck", "f("], strict=True):
+    for each, words in zip(
+        found[1:7], ["3 s", "exit code 3", "SIGSEGV", "not valid", "no such luck", "f("], strict=True
+    ):
         assert words in each.error, each.error
     assert found[0].digest
     assert found[0].digest == found[7].digest
@@ -270,7 +272,8 @@ def test_features_are_numbers_for_every_studied_point(advice):
 def test_predicted_shared_memory_is_never_below_the_real_one(target):
     with Compiler([MATMUL], target, processes=2) as compiler:
         advice = Heuristics(gather(PRODUCT, MATMUL, compiler))
-        seeds = advice.seeds(6 if target == "sm_90" else 4)
+        seeds = advice.seeds(4)
+        seeds = seeds if target == "sm_90" else seeds[:2]
         found = compiler.compile([with_config(PRODUCT, advice.space.config_at(point)) for point in seeds])
     for point, compiled in zip(seeds, found, strict=True):
         assert compiled.status is Status.OK, compiled.error

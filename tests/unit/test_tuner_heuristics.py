@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from autokernel import gpus
-from autokernel.spec import build_case
+from autokernel.records import Case, TensorMeta
 from autokernel.tuner import costmodel, preferences, ttir
 from autokernel.tuner.architectures import ARCHITECTURES, Product
 from autokernel.tuner.costmodel import Device, estimate
@@ -18,7 +18,7 @@ from autokernel.tuner.studies import Facts, representative
 
 ATTENTION = """
 module {
-  tt.func public @walk(%q: !tt.ptr<bf16> {tt.divisibility = 16 : i32}, %k: !tt.ptr<bf16>, %out: !tt.ptr<bf16>, %N: i32) {
+  tt.func public @walk(%q: !tt.ptr<bf16>, %k: !tt.ptr<bf16>, %out: !tt.ptr<bf16>, %N: i32) {
     %zero = arith.constant dense<0.000000e+00> : tensor<64x32xf32>
     %start = arith.constant dense<0.000000e+00> : tensor<64x128xf32>
     %c0 = arith.constant 0 : i32
@@ -32,7 +32,7 @@ module {
     %qp = tt.splat %q : !tt.ptr<bf16> -> tensor<64x128x!tt.ptr<bf16>>
     %held = tt.load %qp : tensor<64x128x!tt.ptr<bf16>>
     %kp = tt.splat %k : !tt.ptr<bf16> -> tensor<32x128x!tt.ptr<bf16>>
-    %acc:2 = scf.for %i = %c0 to %last step %c32 iter_args(%sum = %start, %at = %kp) -> (tensor<64x128xf32>, tensor<32x128x!tt.ptr<bf16>>)  : i32 {
+    %acc:2 = scf.for %i = %c0 to %last step %c32 iter_args(%sum = %start, %at = %kp) -> (SUMS, KEYS)  : i32 {
       %keys = tt.load %at : tensor<32x128x!tt.ptr<bf16>>
       %turned = tt.trans %keys {order = array<i32: 1, 0>} : tensor<32x128xbf16> -> tensor<128x32xbf16>
       %scores = tt.dot %held, %turned, %zero : tensor<64x128xbf16> * tensor<128x32xbf16> -> tensor<64x32xf32>
@@ -56,7 +56,7 @@ module {
     tt.return
   }
 }
-"""
+""".replace("SUMS", "tensor<64x128xf32>").replace("KEYS", "tensor<32x128x!tt.ptr<bf16>>")
 
 
 @pytest.fixture(scope="module")
@@ -127,10 +127,10 @@ def test_work_survives_json(work):
         ("THREADS", [128, 256], Role.THREADS),
         ("UNROLL", [1, 2], Role.UNROLL),
         ("VEC", [1, 2], Role.VECTOR),
-        ("PERSISTENT", [0, 1], Role.OTHER),
+        ("PERSISTENT", [0, 1], Role.FLAG),
         ("WRITE", ["", ".cs"], Role.OTHER),
         ("TILE", ["auto", "64x64"], Role.OTHER),
-        ("FLATTEN", [False, True], Role.OTHER),
+        ("FLATTEN", [False, True], Role.FLAG),
         ("NOVEL", [1, 2, 3], Role.OTHER),
     ],
 )
@@ -220,7 +220,9 @@ def kernel_fn(x): ...
 @pytest.fixture
 def unstudied():
     space = Space.read(CUDA)
-    case = build_case("rmsnorm", "rows", "bf16", x=(8192, 4096), weight=(4096,))
+    shapes = {"x": (8192, 4096), "weight": (4096,)}
+    tensors = {name: TensorMeta(shape=shape, dtype="bf16") for name, shape in shapes.items()}
+    case = Case(op="rmsnorm", name="rows", dtype="bf16", tensors=tensors)
     return Facts(
         space=space, case=case, device=Device.of(representative("sm_90")), kind=Kind.REDUCTION,
         base=space.locate(space.config), shaping=(), studies={}, failures={},
