@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from arms_helion import QUICK, helion_arm
 from arms_kerneltuner import kernel_tuner_arm
 from arms_optuna import tpe
-from seeding import heuristics_of
+from seeding import cost_s, heuristics_of
 from simulated import Over, Session, TableProvider
 
 from autokernel.tuner.coding import Features
@@ -58,6 +58,7 @@ def _tuner(make: Make, *, seeded: bool = True, featured: bool = True, batch: int
     def run(session: Session) -> None:
         space = session.table.space
         knowing = heuristics_of(session.table) if seeded or featured else None
+        session.now_s += cost_s(knowing) if knowing else 0.0
         seeds = knowing.seeds(SEEDS) if knowing and seeded else _config(session)
         strategy = make(session, seeds, knowing.features if knowing and featured else None)
         with contextlib.suppress(Over):

@@ -41,8 +41,7 @@ def replay(tables: Sequence[Table], arms: Sequence[str], seeds: int, log: Path) 
             scores += new
             if new:
                 print(f"{arm} on {table.name}: {len(new)} runs, {time.monotonic() - begin:.0f} s", file=sys.stderr)
-    wanted = {table.name for table in tables}
-    return [one for one in scores if one.table in wanted and one.arm in arms and one.seed < seeds]
+    return scores
 
 
 def _run(table: Table, arm: str, seed: int) -> Score:
@@ -79,6 +78,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--arms", help=f"separated by semicolons: {'; '.join(ARMS)}")
     parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--report", action="store_true", help="run nothing: report on the runs that are kept")
     parser.add_argument("--half", choices=("dev", "test", "all"), default="all")
     parser.add_argument("--device", default="cuda", help="tables of this device alone: cuda or cpu")
     args = parser.parse_args()
@@ -92,7 +92,10 @@ def main() -> None:
         sys.exit(f"error: no arm is called {', '.join(unknown)}; there are {'; '.join(ARMS)}")
     arms, missing = installed(names)
     args.out.mkdir(parents=True, exist_ok=True)
-    scores = replay(tables, arms, args.seeds, args.out / "runs.jsonl")
+    log = args.out / "runs.jsonl"
+    scores = replay([] if args.report else tables, arms, args.seeds, log)
+    wanted = {table.name for table in tables}
+    scores = [one for one in scores if one.table in wanted and one.arm in arms and one.seed < args.seeds]
     found = summarize(tables, scores, arms, missing)
     (args.out / "replay.json").write_text(json.dumps(found, indent=1) + "\n")
     text = markdown(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 
+from simulated import WORKERS
 from tables import Table
 from workloads import WORKLOADS
 
@@ -19,10 +20,19 @@ CPU_TARGET = "sm_90"
 
 STUDY_DEADLINE_S = 300.0
 
+STUDY_S, RANK_S = 0.15, 1.0
+"""What the heuristics cost: to study one choice of tiles, on one core, and to rank the configurations. Rounded up from
+0.10-0.22 s and 0.5-2.8 s, measured on a machine with twice as many processes as cores."""
+
 
 def heuristics_of(table: Table) -> Heuristics:
     """The heuristics on a table's kernel, case and device; worked out once."""
     return _heuristics(table.name, table.device, table.target or CPU_TARGET, tuple(table.knobs))
+
+
+def cost_s(knowing: Heuristics) -> float:
+    """Seconds that the heuristics take before the first compilation."""
+    return len(knowing.facts.studies) * STUDY_S / WORKERS + RANK_S
 
 
 @functools.cache
