@@ -27,7 +27,7 @@ OTHERS_WORK = re.compile(
 
 COMPILERS = re.compile(
     r"(c|g|clang)\+\+.*|g?cc.*|clang.*|nvcc|ptxas.*|cuobjdump|nvdisasm|fatbinary|ld.*|as|hipcc|amdclang.*|ldconfig|uname"
-    r"|lscpu"
+    r"|lscpu|file"
 )
 STARTS = ("os.exec", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen")
 

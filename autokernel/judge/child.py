@@ -28,6 +28,8 @@ from autokernel.judge.stopwatch import DeviceStopwatch, HostStopwatch, Kernel
 from autokernel.spec import DTYPE_NAMES, DTYPES, contiguous_stride
 
 MAX_REASON_CHARS = 4000
+NICENESS = 10
+"""Of children that compile: those that are timed meanwhile need the cores more."""
 
 
 def preload(device: str) -> None:
@@ -56,6 +58,7 @@ def _compile_only(target: dict[str, Any]) -> Iterator[None]:
     from autokernel.target import Target
 
     gpu = Target(**target)
+    os.nice(NICENESS)
     os.environ[ARCH_VARIABLE] = gpu.cuda_arch
     with contextlib.ExitStack() as stack:
         stack.enter_context(built_only())

@@ -26,7 +26,16 @@ from autokernel.judge.margin import KEEP_MARGIN
 from autokernel.judge.rejected import Rejected
 from autokernel.judge.sanitizer import cases_for, sanitize
 from autokernel.judge.stages import STAGES, Stage
-from autokernel.judge.timing import CANDIDATE, SCREEN_ROUNDS, Duel, Schedule, contest_of, pooled, schedule
+from autokernel.judge.timing import (
+    CANDIDATE,
+    GPU_SCREEN_ROUNDS,
+    SCREEN_ROUNDS,
+    Duel,
+    Schedule,
+    contest_of,
+    pooled,
+    schedule,
+)
 from autokernel.judge.trial import Trial
 from autokernel.judge.worker import EarlyChild, Worker
 from autokernel.records import Baseline, Case, Outcome, StageReport, TimedCase, Timing, Verdict
@@ -239,15 +248,16 @@ class Judge:
 
         Raises: Rejected, _Screened.
         """
+        rounds = GPU_SCREEN_ROUNDS if self._on_gpu else SCREEN_ROUNDS
         contests = [contest_of(self.spec, self.timed, worker, rival.ready())]
-        contests[0].run(SCREEN_ROUNDS)
+        contests[0].run(rounds)
         rival.kill()
         if SURELY_BELOW <= pooled(contests).speedup.high < SCREEN_BELOW:
             with self._start(kernel_py) as ours, self._start(incumbent) as theirs:
                 ours.load()
                 theirs.load()
                 contests.append(contest_of(self.spec, self.timed, ours, theirs))
-                contests[1].run(SCREEN_ROUNDS)
+                contests[1].run(rounds)
         timing = pooled(contests)
         if timing.speedup.high < SCREEN_BELOW:
             if self._on_gpu:  # a context takes a while to end: all of them at once

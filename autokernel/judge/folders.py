@@ -46,5 +46,5 @@ def inherit_launchers(before: Path, folder: Path) -> None:
     """Copy what `before` has of Triton's launchers to `folder`: half a second each, and neighbours need the same."""
     for found in (before / places.TRITON).glob(f"*/{LAUNCHER}"):
         target = folder / places.TRITON / found.parent.name
-        if not target.exists():
-            shutil.copytree(found.parent, target)
+        target.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(found, target / found.name)  # its bytes alone: a child may not set attributes

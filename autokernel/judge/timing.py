@@ -22,7 +22,9 @@ from autokernel.spec import KernelSpec
 from autokernel.stats import MIN_BLOCKS, pooled_interval
 
 CANDIDATE, INCUMBENT = "candidate", "incumbent"
-SCREEN_ROUNDS = 6
+SCREEN_ROUNDS, GPU_SCREEN_ROUNDS = 6, 9
+"""Beside a GPU's screening compilers are at work: of nine rounds one may be out of line, of six none."""
+
 LONG_US = 1_000.0
 """Where calls take this long on the average, where memory happens to lie makes no difference that counts."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,17 +134,8 @@ class KernelTuner:
         Raises: ConfigError for a text with nothing to tune or an unknown search; LogError; WorkerError; with
         `right_only`, WrongResults.
         """
-        facts = gather(text, self._timed[0].case, self._compiler, self._gpu)
-        heuristics, space = Heuristics(facts), facts.space
+        space = Space.read(text)
         own = space.locate(space.config)
-        seeds = [point for point in (own, *heuristics.seeds()) if point is not None]
-        task = Task(
-            space=space,
-            seed=seed,
-            seeds=seeds,
-            parent=parent,
-            features=heuristics.features if facts.studies else None,
-        )
 
         def heard(trial: Trial) -> None:
             told(trial)
@@ -160,7 +152,14 @@ class KernelTuner:
             folder=self._folder,
             told=heard,
         )
-        with closing(provider):
+        with closing(provider), ThreadPoolExecutor(1) as beside:
+            ready = beside.submit(provider.get_ready)
+            facts = gather(text, self._timed[0].case, self._compiler, self._gpu)
+            heuristics = Heuristics(facts)
+            ready.result()
+            seeds = [point for point in (own, *heuristics.seeds()) if point is not None]
+            features = heuristics.features if facts.studies else None
+            task = Task(space=space, seed=seed, seeds=seeds, parent=parent, features=features)
             outcome = tune(space, provider, strategy_of(search, task), budget, seeds=seeds, journal_path=journal)
         return Tuning(
             text=text if outcome.config is None or outcome.best == own else with_config(text, outcome.config),

@@ -69,6 +69,11 @@ class LiveProvider(Provider):
         self._usual_us: dict[tuple[Point, int], float] = {}  # of a call of each case
         self._known: list[tuple[Inputs, Truth, TensorMeta]] = []
 
+    def get_ready(self) -> None:
+        """Make inputs and truths, and have a child's GPU context made: what can be done before anything is compiled."""
+        self._server.keep_ready(1)
+        self._known = [self._case(item) for item in self._timed]
+
     def prepare(self, points: Sequence[Point]) -> None:
         """Begin to compile; on a CPU not before they are wanted, as compilers would disturb what is timed."""
         if self._server.device != "cpu":
@@ -178,8 +183,6 @@ class LiveProvider(Provider):
         if self._child is not None:
             self._child.switch(path)
             return self._child
-        if not self._known:
-            self._known = [self._case(item) for item in self._timed]
         self._child = Worker(self._server, {"kernel": str(path)}, self._folder)
         self._child.load()
         self._child.switch(path)

@@ -29,6 +29,9 @@ SPACE_SHARE = 0.05
 GROWTH = 4
 """A batch is at most one in so many of what is measured already, so that the first choices learn from each other."""
 
+AHEAD = 12
+"""How many points that may come next are compiled meanwhile: there are more cores than GPUs."""
+
 CHALLENGERS = 3
 """Most readings of one batch that are compared with the best again."""
 
@@ -181,7 +184,7 @@ class _Search:
             count = min(count, self.budget.evaluations - self.progress.evaluations)
         ranked = [seed for seed in self.seeds if seed not in seen]
         if not ranked:
-            ranked = self.strategy.propose(self.progress.trials, 2 * count)
+            ranked = self.strategy.propose(self.progress.trials, count + AHEAD)
         return ranked[:count], ranked[count:]
 
     def _measure(self, points: Sequence[Point]) -> None:

@@ -1,0 +1,141 @@
+"""Configurations measured on this machine, by real compilers and confined children; and the command on top of it."""
+
+import json
+
+import pytest
+
+from autokernel.cli import main
+from autokernel.judge import places
+from autokernel.judge.folders import LAUNCHER
+from autokernel.judge.forkserver import ForkServer
+from autokernel.judge.worker import Worker
+from autokernel.kernelfile import parse_kernel
+from autokernel.loading import get_spec, starter_path
+from autokernel.records import TimedCase
+from autokernel.sizes import sized_case
+from autokernel.tuner.kernel import KernelTuner, WrongResults
+from autokernel.tuner.trials import Status
+from autokernel.tuner.tuning import Budget
+from tests.loop.conftest import HONEST
+
+KNOBS = """
+TUNABLES = {"WAIT": [0, 200, 20000], "BUG": [0, 1, 2, 3]}  # BUG: wrong results, no compilation, the process ends
+CONFIG = {"WAIT": 200, "BUG": 0}
+"""
+TEXT = HONEST.replace("SOURCE = r", KNOBS + "SOURCE = r", 1)
+TEXT = TEXT.replace("double scale = 1 /", "for (volatile int i = 0; i < WAIT; ++i) {}\n        double scale = 1 /")
+TEXT = TEXT.replace("sum / cols + eps", "sum / cols + eps + (BUG == 1)")
+TEXT = TEXT.replace(
+    "template <class T> float get(T v);", "static_assert(BUG != 2);\ntemplate <class T> float get(T v);"
+)
+TEXT = TEXT.replace('flags=["-O2"]', 'flags=["-O2", f"-DWAIT={CONFIG[\'WAIT\']}", f"-DBUG={CONFIG[\'BUG\']}"]')
+TEXT = TEXT.replace("import torch\n", "import os\n\nimport torch\n", 1)
+TEXT = TEXT.replace(
+    "    x = x.contiguous()\n", "    if CONFIG['BUG'] == 3:\n        os._exit(3)\n    x = x.contiguous()\n"
+)
+
+
+def command(*arguments):
+    """The exit code of an autokernel command."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(map(str, arguments)))
+    return ended.value.code
+
+
+@pytest.fixture
+def tuner(tmp_path):
+    """A tuner of rmsnorm for one small call."""
+    case = TimedCase(case=sized_case("rmsnorm", (64, 256)), calls=1)
+    with (
+        ForkServer("cpu", builds=tmp_path) as server,
+        KernelTuner(get_spec("rmsnorm"), [case], server=server, folder=tmp_path / "tuning") as made,
+    ):
+        yield made
+
+
+def test_every_way_to_fail_is_a_trial_and_the_fastest_that_is_right_wins(tuner):
+    told = []
+    tuning = tuner.tune(TEXT, Budget(), search="exhaustive", told=told.append)
+    found = {tuple(tuning.space.config_at(trial.point).values()): trial for trial in tuning.outcome.trials}
+    assert len(found) == 12
+    assert found[200, 0].status is Status.OK
+    assert found[0, 0].status is Status.OK
+    assert found[20000, 0].status is Status.CENSORED
+    assert {found[wait, 1].status for wait in (0, 200, 20000)} == {Status.WRONG}
+    assert {found[wait, 2].status for wait in (0, 200, 20000)} == {Status.COMPILE_ERROR}
+    assert "static" in found[0, 2].error
+    assert {found[wait, 3].status for wait in (0, 200, 20000)} == {Status.COMPILE_ERROR}  # compilers call it, too
+    assert "exit code 3" in found[0, 3].error
+    assert tuning.outcome.config == {"WAIT": 0, "BUG": 0}
+    assert parse_kernel(tuning.text).config == {"WAIT": 0, "BUG": 0}
+    assert tuning.is_faster
+    assert tuning.own_us == pytest.approx(found[200, 0].latency_us)
+    assert tuning.numbers.config == {"WAIT": 0, "BUG": 0}
+    assert {trial.point for trial in told} == {trial.point for trial in tuning.outcome.trials}
+    assert "WAIT" in tuning.words
+
+
+def test_a_kernel_that_is_wrong_as_it_is_ends_the_search(tuner):
+    with pytest.raises(WrongResults):
+        tuner.tune(TEXT.replace('"BUG": 0}', '"BUG": 1}'), Budget(), right_only=True)
+
+
+def test_launchers_pass_from_folder_to_folder_inside_the_sandbox(tmp_path):
+    for name in ("first", "second"):
+        folder = tmp_path / "scratch" / name
+        folder.mkdir(parents=True)
+        (folder / "kernel.py").write_text(HONEST)
+    built = tmp_path / "scratch" / "first" / places.TRITON / "KEY"
+    built.mkdir(parents=True)
+    (built / LAUNCHER.replace("*", ".so")).write_bytes(b"built")
+    with ForkServer("cpu", builds=tmp_path) as server:
+        first = tmp_path / "scratch" / "first" / "kernel.py"
+        with Worker(server, {"kernel": str(first)}, tmp_path / "scratch") as worker:
+            worker.load()
+            worker.switch(first)
+            worker.switch(tmp_path / "scratch" / "second" / "kernel.py")
+    copied = tmp_path / "scratch" / "second" / places.TRITON / "KEY" / LAUNCHER.replace("*", ".so")
+    assert copied.read_bytes() == b"built"
+
+
+def test_tune_writes_the_winner_only_when_told(tmp_path, capsys):
+    path = tmp_path / "kernel.py"
+    path.write_text(TEXT)
+    flags = ["tune", path, "--shape", "64x256", "--shape", "32x128*3", "--budget", "12", "--search", "exhaustive"]
+    assert command(*flags, "--json", "--dispatch") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["config"] == {"WAIT": 0, "BUG": 0}
+    assert said["evaluations"] >= 9  # those that do not compile are no evaluations of their own binary
+    assert [row["case"] for row in said["dispatch"]] == ["64x256 fp32", "32x128 fp32"]
+    assert path.read_text() == TEXT
+    assert command(*flags, "--write") == 0
+    assert parse_kernel(path.read_text()).config == {"WAIT": 0, "BUG": 0}
+
+
+def test_tune_chooses_for_a_gpu_that_is_not_here(tmp_path, capsys):
+    path = tmp_path / "kernel.py"
+    path.write_text(starter_path("softmax", "triton").read_text())
+    assert command("tune", path, "--shape", "4096x1024", "--target", "sm_90", "--explain", "--write") == 0
+    said = capsys.readouterr().out
+    assert "compiled: ok" in said
+    assert "kind: reduction" in said
+    assert parse_kernel(path.read_text()).config
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--budget", "soon"], "'soon' is no budget"),
+        (["--shape", "4xx"], "'4xx' is no shape"),
+        (["--shape", "64x256*0"], "'0' in '64x256*0' is no weight"),
+        (["--dtype", "int3"], "unknown dtype 'int3'"),
+        (["--search", "luck"], "there is no search 'luck'"),
+        (["--target", "sm_1"], "unknown target 'sm_1'"),
+    ],
+)
+def test_tune_says_what_is_wrong_with_its_arguments(tmp_path, capsys, flags, words):
+    path = tmp_path / "kernel.py"
+    path.write_text(TEXT)
+    assert command("tune", path, *flags) == 2
+    assert words in capsys.readouterr().err
+    assert path.read_text() == TEXT
