@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from autokernel.errors import WorkerError
+from autokernel.judge.children import close_all
 from autokernel.judge.rejected import Rejected
-from autokernel.judge.worker import Worker, close_all
+from autokernel.judge.worker import Worker
 from autokernel.machine import usable_cores
 from autokernel.records import Case, Scalar, TensorMeta
 from autokernel.spec import KernelSpec

@@ -10,7 +10,7 @@ import contextlib
 import os
 import socket
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from autokernel.judge import audit, malloc, refresh, sandbox, wire
 from autokernel.judge.bulk import Bulk
+from autokernel.judge.compileonly import compile_only
 from autokernel.judge.folders import inherit_launchers, keep_files_in, settle
 from autokernel.judge.guarded import Guards, OutOfBounds
 from autokernel.judge.recorder import OpRecorder
@@ -28,8 +29,6 @@ from autokernel.judge.stopwatch import DeviceStopwatch, HostStopwatch, Kernel
 from autokernel.spec import DTYPE_NAMES, DTYPES, contiguous_stride
 
 MAX_REASON_CHARS = 4000
-NICENESS = 10
-"""Of children that compile: those that are timed meanwhile need the cores more."""
 
 
 def preload(device: str) -> None:
@@ -47,26 +46,8 @@ def preload(device: str) -> None:
 
 def main(sock: socket.socket, setup: dict[str, Any]) -> None:
     """Enter the sandbox, get the device ready, load what the judge names, then serve it until it hangs up."""
-    with _compile_only(setup["compiling_for"]) if "compiling_for" in setup else contextlib.nullcontext():
+    with compile_only(setup["compiling_for"]) if "compiling_for" in setup else contextlib.nullcontext():
         _serve(sock, Policy.from_json(setup["sandbox"]), setup["device"], setup["memory_bytes"])
-
-
-@contextlib.contextmanager
-def _compile_only(target: dict[str, Any]) -> Iterator[None]:
-    """Whatever is launched is compiled for `target`, the fields of a `Target`, and not run."""
-    from autokernel.native import ARCH_VARIABLE, built_only
-    from autokernel.target import Target
-
-    gpu = Target(**target)
-    os.nice(NICENESS)
-    os.environ[ARCH_VARIABLE] = gpu.cuda_arch
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(built_only())
-        with contextlib.suppress(ImportError):  # CUDA C++ needs no Triton
-            from autokernel.offgpu import compiling_for
-
-            stack.enter_context(compiling_for(gpu, launchers=gpu.vendor == "cuda"))
-        yield
 
 
 def _serve(sock: socket.socket, policy: Policy, device: str, memory_bytes: int) -> None:

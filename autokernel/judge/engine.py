@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import logging
-import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from autokernel.errors import MeasurementError
-from autokernel.judge import devicehealth, places
+from autokernel.judge import baselines, devicehealth, places, placing
 from autokernel.judge.ahead import MOST_CONTEXTS, CompileAhead
+from autokernel.judge.children import EarlyChild
 from autokernel.judge.contest import Contest
 from autokernel.judge.forkserver import ForkServer
 from autokernel.judge.imports import borrowed
@@ -37,7 +34,7 @@ from autokernel.judge.timing import (
     schedule,
 )
 from autokernel.judge.trial import Trial
-from autokernel.judge.worker import EarlyChild, Worker
+from autokernel.judge.worker import Worker
 from autokernel.records import Baseline, Case, Outcome, StageReport, TimedCase, Timing, Verdict
 from autokernel.spec import KernelSpec
 from autokernel.target import Target, of_index
@@ -50,10 +47,6 @@ SCREEN_BELOW = 0.97
 
 SURELY_BELOW = 0.8
 """Under this one pair of processes is enough to say so: memory that lies badly does not cost that much."""
-
-BASELINE_ROUNDS = 8
-COMPILE_DEADLINE_S = 240.0
-"""torch.compile of a baseline builds C++ in its first call."""
 
 
 class Judge:
@@ -119,20 +112,14 @@ class Judge:
         A way that PyTorch cannot run here (no compiler for torch.compile, say) is left out with a warning.
         Raises: MeasurementError when none can be timed.
         """
-        op = self.spec.op
-        targets: dict[str, dict[str, Any]] = {name: {"op": op, "baseline": name} for name in self.spec.baselines}
-        if compiled:
-            targets["compile"] = {"op": op, "baseline": "eager", "compile": True}
         scratch = self._builds.parent / "pytorch"  # one for all ops: torch.compile keeps a precompiled header there
-        workers = {name: Worker(self._server, target, scratch) for name, target in targets.items()}
+        workers = {
+            name: Worker(self._server, target, scratch)
+            for name, target in baselines.targets(self.spec, compiled=compiled).items()
+        }
         workers[CANDIDATE] = self._start(kernel_py)
         try:
-            contest = self._surviving_contest(workers)
-            contest.run(BASELINE_ROUNDS)
-            latencies = {name: contest.latency_us(name) for name in contest.rounds if name != CANDIDATE}
-            if not latencies:
-                raise MeasurementError(f"PyTorch itself cannot run {self.spec.op} here", hint="see the log")
-            return Baseline(latencies_us=latencies), contest.latency_us(CANDIDATE)
+            return baselines.measure(self.spec, self.timed, workers)
         finally:
             for worker in workers.values():
                 worker.close()
@@ -208,10 +195,10 @@ class Judge:
         folder = places.of_text(self._builds, kernel_py)
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            path = _place(kernel_py, folder)
+            path = placing.place(kernel_py, folder)
         except OSError:  # an earlier child has made something else of its folder
             folder = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=self._builds))
-            path = _place(kernel_py, folder)
+            path = placing.place(kernel_py, folder)
         return Worker(self._server, {"kernel": str(path)}, folder, compiling_for=compiling_for)
 
     def _all_cases(self) -> list[Case]:
@@ -224,7 +211,7 @@ class Judge:
         start, checked, verdict, reason = time.perf_counter(), 0, Verdict.PASS, ""
         try:
             if name == STAGES[0][0]:  # compile errors belong to the first stage
-                _check_syntax(kernel_py)
+                placing.check_syntax(kernel_py)
                 worker.load()
             checked = run(self._trial(worker))
             if taken := borrowed(worker.scratch, self._server.device):
@@ -289,7 +276,7 @@ class Judge:
     def _sanitize(self, kernel_py: str, scratch: Path, stages: list[StageReport]) -> None:
         """What compute-sanitizer says of a winner, where it is installed. Raises: Rejected."""
         start, cases = time.perf_counter(), cases_for(self.spec, self._cases)
-        path = _place(kernel_py, scratch)
+        path = placing.place(kernel_py, scratch)
         findings = sanitize(path, cases, self._server.policy, scratch)
         done = [finding for finding in findings if finding.failure is None]
         if not done:
@@ -315,37 +302,8 @@ class Judge:
             duel.run(plan.rounds)
             return duel.timing(pair_by_pair=plan.pair_by_pair)
 
-    def _surviving_contest(self, workers: dict[str, Worker]) -> Contest:
-        """A contest of those children that can be timed at all."""
-        alive = dict(workers)
-        for name, worker in workers.items():
-            try:
-                worker.load()
-                Contest(self.spec, self.timed, {name: worker}, first_deadline_s=COMPILE_DEADLINE_S)
-            except Rejected as rejected:
-                if name == CANDIDATE:
-                    raise
-                log.warning("baseline %r of %s cannot be timed: %s", name, self.spec.op, rejected.reason)
-                del alive[name]
-        return Contest(self.spec, self.timed, alive, first_deadline_s=COMPILE_DEADLINE_S)
-
 
 class _Screened(Exception):
     def __init__(self, timing: Timing) -> None:
         super().__init__(f"plainly slower than the incumbent: {timing.speedup}")
         self.timing = timing
-
-
-def _place(kernel_py: str, folder: Path) -> Path:
-    """Path of a file with this text in a folder that a candidate could write: no link that it left is followed."""
-    descriptor, fresh = tempfile.mkstemp(prefix="kernel-", dir=folder)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(kernel_py)
-    return Path(fresh).replace(folder / "kernel.py")
-
-
-def _check_syntax(kernel_py: str) -> None:
-    try:
-        ast.parse(kernel_py)
-    except (SyntaxError, ValueError) as error:
-        raise Rejected(Verdict.CRASH, f"not valid Python: {error}") from None

@@ -15,8 +15,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 
+from autokernel.judge.children import EarlyChild, close_all
 from autokernel.judge.contest import Contest
-from autokernel.judge.worker import EarlyChild, Worker, close_all
+from autokernel.judge.worker import Worker
 from autokernel.records import Clocks, TimedCase, Timing
 from autokernel.spec import KernelSpec
 from autokernel.stats import MIN_BLOCKS, pooled_interval

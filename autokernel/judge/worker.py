@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import signal
 import socket
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -242,10 +240,6 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def discard_builds(self) -> None:
-        """Remove what the child wrote; for a candidate that will not be called again."""
-        shutil.rmtree(self.scratch, ignore_errors=True)
-
     # -- the conversation
 
     def _ask(self, message: dict[str, Any], deadline_s: float, fds: Sequence[int] = ()) -> dict[str, Any]:
@@ -317,38 +311,3 @@ class Worker:
         if -status == signal.SIGKILL:
             return Rejected(Verdict.OOM, "the system killed the process (SIGKILL), usually for memory")
         return Rejected(Verdict.CRASH, f"the process died by {name}")
-
-
-class EarlyChild:
-    """A child that gets ready on a thread while something else is done; use as a context manager, which ends it."""
-
-    def __init__(self, child: Worker, get_ready: Callable[[Worker], None]) -> None:
-        self._child = child
-        self._pool = ThreadPoolExecutor(1)
-        self._done = self._pool.submit(get_ready, child)
-
-    def ready(self) -> Worker:
-        """The child, once it is ready. Raises: whatever kept it from that."""
-        self._done.result()
-        return self._child
-
-    def kill(self) -> None:
-        """Kill the child; the end of the context reaps it."""
-        self._child.kill()
-
-    def __enter__(self) -> EarlyChild:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-        self._pool.shutdown()
-        self._child.close()
-
-
-def close_all(workers: Iterable[Worker]) -> None:
-    """Close them, all killed before the first is reaped: a GPU's context takes a while to end."""
-    workers = list(workers)
-    for worker in workers:
-        worker.kill()
-    for worker in workers:
-        worker.close()
