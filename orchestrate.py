@@ -2,7 +2,7 @@
 
     model.py -> profile -> plan, ranked by Amdahl's law
     for each op of the plan:
-        starter kernel -> the first incumbent
+        starter kernel, its numbers searched -> the first incumbent
         until a rule says to move on:
             the agent edits kernel.py               propose
             a search sets the edit's numbers        tune
@@ -96,6 +96,8 @@ def optimize(session: Session, planned: PlannedOp, rules: tuple[Rule, ...]) -> N
     history = session.start(planned)
     if history is None:  # the starter does not pass here; the session has said why
         return
+    if (proposal := session.tune_starter(history)) is not None:
+        history = experiment(session, history, proposal)
     while (reason := first_reason_to_stop(rules, history)) is None:
         if session.limit_reached():
             return  # not the op's fault: a resumed run goes on with it

@@ -11,15 +11,19 @@ from typing import Any
 from autokernel.errors import AutokernelError, ConfigError
 from autokernel.history import KernelHistory
 from autokernel.kernelfile import Value, parse_kernel, with_config
-from autokernel.records import Decision
+from autokernel.records import Decision, Proposal
 from autokernel.rundir import RunDir
+from autokernel.settings import OUTSIDE
 from autokernel.structure import structure
 from autokernel.tuner.journal import TrialLog
 from autokernel.tuner.space import Space
 from autokernel.tuner.trials import Trial
 
-SHARE_OF_REST = 0.05
+SHARE_OF_REST = 0.1
 """Of the run's time that is left: so much may one search take at most."""
+
+TUNER = "tuner"
+"""Who proposes the starter with better numbers."""
 
 LEAST_S = 5.0
 """A search that may take less is not worth beginning."""
@@ -56,20 +60,37 @@ class Numbers:
         }
 
 
+def searches_starters(agent: str) -> bool:
+    """Whether a run of this agent begins an op with a search over its starter: not one that plays what was recorded, or
+    is driven from outside, where every turn opens the run anew."""
+    return agent != OUTSIDE and not agent.startswith("replay")
+
+
+def improved(kernel_py: str, numbers: Numbers) -> Proposal | None:
+    """The kernel with the configuration that a search found, as an experiment; None where its own is best."""
+    if numbers.config is None:
+        return None
+    text = with_config(kernel_py, numbers.config)
+    return Proposal(hypothesis=f"numbers by search, {numbers.gain}", kernel_py=text, agent=TUNER, numbers=numbers.words)
+
+
 def may_take_s(tune_s: float, left_s: float) -> float:
     """Seconds for one search, 0 for none, where `tune_s` is the user's limit and `left_s` what the run has left."""
     seconds = min(tune_s, SHARE_OF_REST * left_s)
     return seconds if seconds >= LEAST_S else 0.0
 
 
-def is_new_structure(history: KernelHistory, text: str) -> bool:
-    """Whether `text` has knobs with a choice, and differs from all earlier kernels of the op by more than CONFIG."""
+def has_knobs(text: str) -> bool:
+    """Whether the kernel.py has knobs with a choice."""
     try:
-        if not Space.read(text).knobs:
-            return False
-        skeleton = _skeleton(text)
+        return bool(Space.read(text).knobs)
     except ConfigError:
         return False  # the judge says what is wrong with it
+
+
+def is_new_structure(history: KernelHistory, text: str) -> bool:
+    """Whether `text` differs from all earlier kernels of the op by more than CONFIG."""
+    skeleton = _skeleton(text)
     earlier = [history.incumbent, history.starter, *(each.proposal.kernel_py for each in history.experiments)]
     return skeleton not in {_skeleton(kernel) for kernel in earlier if kernel is not None}
 
@@ -77,12 +98,14 @@ def is_new_structure(history: KernelHistory, text: str) -> bool:
 def parents_trials(run_dir: RunDir, history: KernelHistory, text: str) -> list[Trial]:
     """What the search of the incumbent measured, as trials of `text`'s own space; those that it does not have are left
     out, and all of them where the incumbent was not searched."""
-    kept = [each for each in history.experiments if each.decision is Decision.KEEP]
-    path = run_dir.tuning_path(history.op, kept[-1].number) if kept else None
-    if path is None or not path.is_file():
+    # An experiment that only changed CONFIG has no search of its own: that of the structure before it counts.
+    kept = [0, *(each.number for each in history.experiments if each.decision is Decision.KEEP)]
+    paths = [path for number in kept if (path := run_dir.tuning_path(history.op, number)).is_file()]
+    if not paths:
         return []
+    path = paths[-1]
     try:
-        theirs, ours = Space.read(kept[-1].proposal.kernel_py), Space.read(text)
+        theirs, ours = Space.read(history.incumbent), Space.read(text)
         return [
             trial
             for old in TrialLog.trials_of(path)

@@ -21,10 +21,10 @@ from autokernel.agents.host import LimitReached
 from autokernel.facts import Facts
 from autokernel.history import KernelHistory
 from autokernel.loading import starter_path
-from autokernel.numbers import is_new_structure, may_take_s, parents_trials
 from autokernel.records import Decision, Outcome, PlannedOp, Proposal, Verdict, text_digest
 from autokernel.roofline import Ceilings
 from autokernel.rules import Rule, first_reason_to_stop
+from autokernel.searching import Searching
 from autokernel.state import Pending, judged_json, proposed_json, started_json
 from autokernel.view import RunSummary, View
 
@@ -56,6 +56,9 @@ class Session:
         self.current_op = state.current_op if state else None
         self._integration: dict[str, Any] | None = None
         self._unusable = set(state.unusable) if state else set()
+        self._searching = Searching(
+            self.settings, view, run.run_dir, run.journal, run.budget, self._bench_of, state.searched if state else {}
+        )
         self._shown: set[str] = set()
         self._bench: Bench | None = None
         self._agent_limit: str | None = None  # why the agent may not go on: money, tokens, time
@@ -199,6 +202,10 @@ class Session:
         if proposal is None:
             return None
         agent_s = time.perf_counter() - begin - (self._host.waited_s - waited_s)
+        return self._begin(history, proposal, agent_s)
+
+    def _begin(self, history: KernelHistory, proposal: Proposal, agent_s: float) -> Proposal:
+        """Journal the proposal as the next experiment."""
         pending = Pending(number=self._done() + 1, op=history.op, proposal=proposal, agent_s=agent_s)
         self._write_kernel(history.op, pending.number, proposal.kernel_py)
         if proposal.request is not None and proposal.reply is not None:
@@ -208,28 +215,21 @@ class Session:
         self._pending = pending
         return proposal
 
+    def tune_starter(self, history: KernelHistory) -> Proposal | None:
+        """The starter with better numbers, as the op's first experiment; None where there is nothing better."""
+        found = self._searching.of_starter(history)
+        return None if found is None else self._begin(history, *found)
+
     def tune(self, history: KernelHistory, proposal: Proposal) -> Proposal:
         """The proposal with the best configuration that a short search finds, where its structure is new."""
         pending = self._pending
         assert pending is not None, "propose first"
-        seconds = may_take_s(self.settings.tune_s, self._budget.time_left_s())
-        if pending.tuned_s is not None or pending.judged is not None or not seconds:
+        if pending.tuned_s is not None or pending.judged is not None:
             return proposal
-        if not is_new_structure(history, proposal.kernel_py):
-            return proposal
-        self.view.stage(f"{history.op}: searching the best configuration of experiment {pending.number}")
-        numbers = self._bench_of(history.planned).tune(
-            proposal.kernel_py,
-            seconds,
-            seed=self.settings.seed,
-            journal=self.run_dir.tuning_path(history.op, pending.number),
-            parent=parents_trials(self.run_dir, history, proposal.kernel_py),
-        )
+        numbers = self._searching.of_edit(history, proposal.kernel_py, pending.number)
         if numbers is None:
             return proposal
-        self._journal.append("tuned", number=pending.number, op=history.op, numbers=numbers.to_json())
         self._pending = pending.tuned(numbers)
-        self.view.note(f"{history.op}: {numbers.gain}")
         return self._pending.proposal
 
     def judge(self, history: KernelHistory, proposal: Proposal) -> Outcome:

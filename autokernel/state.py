@@ -6,7 +6,7 @@ Event kinds, in the order in which a run writes them:
     run-started  settings, version, sandbox,    op-started  op, history (without its text), digest, tip
                  environment                    proposed    number, op, hypothesis, digest, agent_s, tokens, cost_usd,
     planned      profile, plan, ceilings                    agent (of an ensemble)
-    op-stopped   op, reason                     tuned       number, op, numbers (the configuration that a search found)
+    op-stopped   op, reason                     tuned       number (0: the starter), op, numbers (that a search found)
                                                 judged      number, op, outcome, decision, reason, seconds
     exported     tip                            recorded    number, op, commit, tip
     baseline     op, latencies_us, incumbent_us    op-skipped  op, reason (its starter does not pass here)
@@ -91,6 +91,7 @@ class RunState:
     tokens: int = 0  # of all calls of language models, those without a proposal included
     cost_usd: float = 0.0  # of those whose price was known
     started_utc: str = ""  # when the run was last started, on which its clock began
+    searched: Mapping[str, Numbers] = field(default_factory=dict)  # of each op, what the search over its starter found
     unusable: frozenset[str] = frozenset()  # ops whose starter did not pass since then
     current_op: str | None = None  # that is being worked on; None once it was closed
 
@@ -140,6 +141,8 @@ def _fold(state: RunState, kind: str, fields: Mapping[str, Any], run_dir: RunDir
         return _with_history(state, state.histories[fields["op"]].stopped(fields["reason"]))
     if kind == "proposed":
         return replace(state, pending=_proposed(fields, run_dir), current_op=fields["op"])
+    if kind == "tuned" and not fields["number"]:
+        return replace(state, searched={**state.searched, fields["op"]: Numbers(**fields["numbers"])})
     if kind == "tuned" and state.pending is not None:
         return replace(state, pending=state.pending.tuned(Numbers(**fields["numbers"])))
     if kind == "judged" and state.pending is not None:
@@ -214,6 +217,7 @@ def proposed_json(pending: Pending) -> dict[str, Any]:
         "tokens": proposal.tokens,
         "cost_usd": proposal.cost_usd,
         "agent": proposal.agent,
+        "numbers": proposal.numbers,
     }
 
 
@@ -237,6 +241,7 @@ def _proposed(fields: Mapping[str, Any], run_dir: RunDir) -> Pending:
         tokens=fields["tokens"],
         cost_usd=fields["cost_usd"],
         agent=fields.get("agent"),
+        numbers=fields.get("numbers", ""),
     )
     return Pending(number=number, op=op, proposal=proposal, agent_s=fields["agent_s"])
 
