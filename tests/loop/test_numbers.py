@@ -10,7 +10,7 @@ from autokernel.history import KernelHistory
 from autokernel.kernelfile import parse_kernel
 from autokernel.live import PlainView
 from autokernel.loading import load_file, toplevel
-from autokernel.numbers import TUNER, is_new_structure, may_take_s, parents_trials
+from autokernel.numbers import TUNER, has_knobs, is_new_structure, may_take_s, parents_trials
 from autokernel.records import Baseline, Decision, PlannedOp
 from autokernel.rundir import find_run
 from autokernel.settings import Settings
@@ -81,7 +81,7 @@ def test_an_edit_is_kept_with_the_numbers_that_the_search_found(workdir, finishe
 
 
 def test_an_op_begins_with_a_search_over_its_starter(workdir, finished):
-    (workdir / "starters" / "rmsnorm.py").write_text(WAITING)
+    (workdir / "starters" / "rmsnorm.py").write_text(WAITING.replace("3000", "30000"))
     history, found = finished(agent="search", max_experiments=1)
     (experiment,) = history.experiments
     assert (experiment.proposal.agent, experiment.decision) == (TUNER, Decision.KEEP)
@@ -104,6 +104,7 @@ def test_a_search_needs_time_and_a_new_structure():
         planned=planned, backend="cpp", device="cpu", baseline=baseline, incumbent=WAITING, incumbent_us=1.0
     )
     assert not is_new_structure(history, WAITING.replace("3000}", "0}"))
-    assert not is_new_structure(history, HONEST)
     assert is_new_structure(history, WAITING.replace("-O2", "-O3"))
-    assert not is_new_structure(history, "def kernel_fn(")
+    assert has_knobs(WAITING)
+    assert not has_knobs(HONEST)
+    assert not has_knobs("def kernel_fn(")
