@@ -10,9 +10,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
-DEV_TOOLS := pytest hypothesis ruff mypy import-linter transformers build hatchling numpy mcp
+DEV_TOOLS := pytest pytest-xdist hypothesis ruff mypy import-linter transformers build hatchling numpy mcp
 MODEL ?= examples/llama.py
 MINUTES ?= 5
+WORKERS ?= auto
 
 # The first of these that is new enough makes the environment.
 PYTHONS := python3.12 python3.11 python3 python
@@ -24,7 +25,8 @@ run: $(VENV)/.installed
 	$(BIN)/autokernel report
 
 test: lint
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -m "not alone" -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -q -m alone
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

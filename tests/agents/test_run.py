@@ -18,6 +18,8 @@ from tests.agents.conftest import SECRET
 from tests.agents.server import Say, serving
 from tests.loop.conftest import HONEST, SLOW, workdir  # noqa: F401  a fixture
 
+pytestmark = pytest.mark.alone
+
 ZEROS = HONEST.replace("return right(x, weight, eps)", "return torch.zeros_like(x)")
 FAST = HONEST  # one thread, so that a busy machine does not blur it
 

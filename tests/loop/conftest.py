@@ -23,6 +23,13 @@ def git(folder, *arguments):
     return done.stdout.strip()
 
 
+def pytest_collection_modifyitems(items):
+    """A run measures time from its first step to its last."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.alone)
+
+
 @pytest.fixture
 def workdir(tmp_path):
     """A dirty repository with norms.py, a folder `starters` with a slow rmsnorm, and a folder `candidates`."""

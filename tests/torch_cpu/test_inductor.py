@@ -19,6 +19,8 @@ from autokernel.errors import ConfigError
 from autokernel.loading import starter_path
 from autokernel.outputs import disagreement, expect, output_leaves
 
+pytestmark = pytest.mark.alone
+
 OPS = ("rmsnorm", "rotary_embedding")
 ROOT = Path(__file__).resolve().parents[2]
 CALLS = {"rmsnorm": 5, "rotary_embedding": 4}

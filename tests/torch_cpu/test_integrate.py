@@ -41,6 +41,8 @@ def get_inputs():
 
 SLOW_SOFTMAX = """
 import time, torch
+
+pytestmark = pytest.mark.alone
 KERNEL_TYPE = "softmax"
 BACKEND = "cpp"
 def kernel_fn(x, dim=-1):

@@ -11,6 +11,8 @@ from autokernel.loading import load_file, specs, toplevel
 from autokernel.records import Interval, Outcome, Timing, Verdict
 from autokernel.sizes import SIZES, sized_case
 
+pytestmark = pytest.mark.alone
+
 FOLDER = toplevel("reference.py").parent / "benchmarks"
 
 

@@ -14,6 +14,8 @@ from autokernel.owntime import OUTSIDE_OPS, Cycle, device_times, self_device_us
 from autokernel.profiler import ModelProfile, attribute_nodes, profile_model
 from autokernel.roofline import Ceilings
 
+pytestmark = pytest.mark.alone
+
 MM = ("aten::mm", ((64, 64), (64, 64)))
 
 

@@ -646,6 +646,7 @@ def test_off_leaves_the_file_system_open(tmp_path):
     assert (tmp_path.parent / "was-here").exists()
 
 
+@pytest.mark.alone
 def test_entering_takes_a_few_milliseconds(tmp_path):
     policy = decide("auto", "cpu")
     sandbox.prepare(policy)

@@ -188,6 +188,8 @@ def test_native_digest_follows_the_compilers_output(rows_on_hopper):
 CUDA = '''
 import torch
 from autokernel.native import build
+
+pytestmark = pytest.mark.alone
 KERNEL_TYPE = "softmax"
 BACKEND = "cuda"
 TUNABLES = {"THREADS": [128, 256], "VECTOR": [1, 2]}

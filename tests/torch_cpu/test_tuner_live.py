@@ -18,6 +18,8 @@ from autokernel.tuner.trials import Status
 from autokernel.tuner.tuning import Budget
 from tests.loop.conftest import HONEST
 
+pytestmark = pytest.mark.alone
+
 KNOBS = """
 TUNABLES = {"WAIT": [0, 200, 20000], "BUG": [0, 1, 2, 3]}  # BUG: wrong results, no compilation, the process ends
 CONFIG = {"WAIT": 200, "BUG": 0}

@@ -15,6 +15,8 @@ from autokernel.tuner.strategies import STRATEGIES, Task, strategy_of
 from autokernel.tuner.trials import Status, Trial
 from autokernel.tuner.tuning import batch_size
 
+pytestmark = pytest.mark.alone
+
 SEEDS = 20
 MOST = 150
 """Measurements after which a search counts as having needed so many."""
