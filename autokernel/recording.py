@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autokernel import results
@@ -110,9 +109,3 @@ def result_row(
         seconds=experiment.seconds,
         seed=seed,
     )
-
-
-def append(path: Path, row: results.ResultRow) -> None:
-    """Append the row unless the file already has this experiment of this run."""
-    if not results.has_row(path, row.run, row.experiment):
-        results.append_row(path, row)

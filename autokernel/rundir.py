@@ -72,7 +72,7 @@ class RunDir:
 
     def kernel_path(self, op: str, number: int) -> Path:
         """The text that was judged."""
-        return self.experiment_dir(op, number) / "kernel.py"
+        return Path(self.path, "experiments", f"{op}-{number:04d}", "kernel.py")  # in one: a run has thousands
 
     def request_path(self, op: str, number: int) -> Path:
         """What the agent was asked."""

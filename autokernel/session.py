@@ -14,15 +14,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from autokernel import recording, wholemodel
+from autokernel import recording, results, wholemodel
 from autokernel.agenthost import AgentHost
 from autokernel.agents import Agent
 from autokernel.agents.host import LimitReached
 from autokernel.facts import Facts
 from autokernel.history import KernelHistory
+from autokernel.journal import write_whole
 from autokernel.loading import starter_path
 from autokernel.numbers import is_new_structure, may_take_s, parents_trials
-from autokernel.records import Decision, Outcome, PlannedOp, Proposal, Verdict, text_digest
+from autokernel.recording import Work
+from autokernel.records import Decision, Experiment, Outcome, PlannedOp, Proposal, Verdict, text_digest
 from autokernel.roofline import Ceilings
 from autokernel.rules import Rule, first_reason_to_stop
 from autokernel.state import Pending, judged_json, proposed_json, started_json
@@ -55,6 +57,7 @@ class Session:
         self._pending = state.pending if state else None
         self.current_op = state.current_op if state else None
         self._integration: dict[str, Any] | None = None
+        self._rows = results.experiments_of(run.settings.workdir / recording.RESULTS, run.run_dir.name)
         self._unusable = set(state.unusable) if state else set()
         self._shown: set[str] = set()
         self._bench: Bench | None = None
@@ -202,8 +205,8 @@ class Session:
         pending = Pending(number=self._done() + 1, op=history.op, proposal=proposal, agent_s=agent_s)
         self._write_kernel(history.op, pending.number, proposal.kernel_py)
         if proposal.request is not None and proposal.reply is not None:
-            self.run_dir.request_path(history.op, pending.number).write_text(proposal.request)
-            self.run_dir.reply_path(history.op, pending.number).write_text(proposal.reply)
+            write_whole(self.run_dir.request_path(history.op, pending.number), proposal.request)
+            write_whole(self.run_dir.reply_path(history.op, pending.number), proposal.reply)
         self._journal.append("proposed", **proposed_json(pending))
         self._pending = pending
         return proposal
@@ -254,11 +257,9 @@ class Session:
         commit = recording.commit(self._repo, self.run_dir.name, history, experiment, work, self._tip)
         experiment = replace(experiment, commit=commit)
         self._tip = self._repo.head()
-        agent, seed = proposal.agent or self.agent.name, self.settings.seed
-        row = recording.result_row(self.run_dir.name, history, experiment, work, agent=agent, seed=seed)
-        recording.append(self.settings.workdir / recording.RESULTS, row)
         self._journal.append("recorded", number=experiment.number, op=history.op, commit=commit, tip=self._tip)
         self._pending = None
+        self._add_row(history, experiment, work)
         self._budget.took(experiment.seconds)
         before, history = history.incumbent_us, history.add(experiment)
         if experiment.incumbent_us and not 1 / DRIFT < experiment.incumbent_us / before < DRIFT:
@@ -278,6 +279,22 @@ class Session:
             "baseline", op=history.op, latencies_us=dict(baseline.latencies_us), incumbent_us=incumbent_us
         )
         return replace(history, baseline=baseline, incumbent_us=incumbent_us)
+
+    def mend_results(self) -> None:
+        """Add the rows of results.tsv that a crash, a full disk or somebody's edit took from this run."""
+        for history in self._histories.values():
+            for experiment in history.experiments:
+                if experiment.number not in self._rows:
+                    self._add_row(history, experiment, self._bench_of(history.planned).work)
+
+    def _add_row(self, history: KernelHistory, experiment: Experiment, work: Work) -> None:
+        """Append the experiment's row, unless an experiment of this number was there when the run was opened."""
+        if experiment.number in self._rows:
+            return
+        agent, seed = experiment.proposal.agent or self.agent.name, self.settings.seed
+        row = recording.result_row(self.run_dir.name, history, experiment, work, agent=agent, seed=seed)
+        results.append_row(self.settings.workdir / recording.RESULTS, row)
+        self._rows.add(experiment.number)
 
     def move_on(self, history: KernelHistory, reason: str) -> None:
         """Close the op: its best kernel is committed under `optimized/`."""
@@ -341,6 +358,4 @@ class Session:
         return sum(len(history.experiments) for history in self._histories.values())
 
     def _write_kernel(self, op: str, number: int, text: str) -> None:
-        path = self.run_dir.kernel_path(op, number)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        write_whole(self.run_dir.kernel_path(op, number), text)

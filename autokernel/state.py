@@ -13,6 +13,7 @@ Event kinds, in the order in which a run writes them:
     integrated   result                         run-ended   reason
     called       op, agent, model, outcome, reason, tokens, cost_usd  (one call of a language model, journaled at once)
 
+Every event has elapsed_s, the seconds of the run's time budget that were used by then: of a clock that nobody sets.
 Kernel texts lie in `experiments/<op>-<number>/kernel.py` (number 0 is the starter); their digests are in the journal.
 """
 
@@ -90,6 +91,7 @@ class RunState:
     ended: str | None = None
     tokens: int = 0  # of all calls of language models, those without a proposal included
     cost_usd: float = 0.0  # of those whose price was known
+    elapsed_s: float = 0.0  # of its time budget, as of the last event
     started_utc: str = ""  # when the run was last started, on which its clock began
     unusable: frozenset[str] = frozenset()  # ops whose starter did not pass since then
     current_op: str | None = None  # that is being worked on; None once it was closed
@@ -106,6 +108,7 @@ def load_state(run_dir: RunDir) -> RunState:
 def replay(events: Iterable[Event], run_dir: RunDir) -> RunState:
     """Fold the events into a state."""
     state: RunState | None = None
+    tip, elapsed_s = None, 0.0  # most events change these two, and a record costs more to change than to read
     for event in events:
         fields = event.fields
         if event.kind == "run-started":
@@ -113,11 +116,13 @@ def replay(events: Iterable[Event], run_dir: RunDir) -> RunState:
             state = state or RunState(settings=settings)  # else resumed with other limits, perhaps after its end
             state = replace(state, settings=settings, sandbox=sandbox, ended=None, unusable=frozenset())
             state = replace(state, started_utc=event.time_utc, environment=_environment(fields))
+            elapsed_s = fields.get("elapsed_s", 0.0)  # journals did not always say
         elif state is not None:
-            state = replace(_fold(state, event.kind, fields, run_dir), tip=fields.get("tip", state.tip))
+            state = _fold(state, event.kind, fields, run_dir)
+            tip, elapsed_s = fields.get("tip", tip), fields.get("elapsed_s", elapsed_s)
     if state is None:
         raise IntegrityError(f"{run_dir.journal_path} holds no run", hint="start a new run without --resume")
-    return state
+    return replace(state, tip=tip, elapsed_s=elapsed_s)
 
 
 def _environment(fields: Mapping[str, Any]) -> dict[str, str]:
@@ -149,7 +154,7 @@ def _fold(state: RunState, kind: str, fields: Mapping[str, Any], run_dir: RunDir
     if kind == "recorded" and state.pending is not None and state.pending.judged is not None:
         experiment = replace(state.pending.judged, commit=fields["commit"])
         history = state.histories[experiment.op].add(experiment)
-        return replace(_with_history(state, history), pending=None)
+        return _with_history(state, history, pending=None)
     return _fold_run(state, kind, fields)
 
 
@@ -167,8 +172,8 @@ def _fold_run(state: RunState, kind: str, fields: Mapping[str, Any]) -> RunState
     return state
 
 
-def _with_history(state: RunState, history: KernelHistory) -> RunState:
-    return replace(state, histories={**state.histories, history.op: history})
+def _with_history(state: RunState, history: KernelHistory, **changes: Any) -> RunState:
+    return replace(state, histories={**state.histories, history.op: history}, **changes)
 
 
 def _started(fields: Mapping[str, Any], run_dir: RunDir) -> KernelHistory:

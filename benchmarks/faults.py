@@ -28,7 +28,8 @@ KILLS_PER_RUN = 12
 class Campaign:
     """Runs until so many kills have been made; several workers may take from it."""
 
-    def __init__(self, folder: Path, kills: int, seed: int) -> None:
+    def __init__(self, folder: Path, kills: int, seed: int, *, verbose: bool) -> None:
+        self._verbose = verbose
         self.folder, self._kills, self._seed = folder, kills, seed
         self.told: list[Told] = []
         self.failed: list[str] = []
@@ -63,8 +64,11 @@ class Campaign:
                     said = f"DIFFERS: {type(error).__name__}: {error}"
                 with self._lock:
                     self.told.append(told)
-                print(f"run {number}: {told.kills} kills, {time.monotonic() - begin:.0f} s: {said}", flush=True)
-                if said != "same":
+                print(
+                    f"run {number}: {told.kills} kills in {len(told.steps)} steps, {time.monotonic() - begin:.0f} s: {said}",
+                    flush=True,
+                )
+                if said != "same" or self._verbose:
                     print("\n".join(f"    {step}" for step in told.steps), flush=True)
 
     def _compare(self, workdir: Path, told: Told) -> None:
@@ -93,10 +97,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--keep", action="store_true", help="leave the directories of the runs")
+    parser.add_argument("--verbose", action="store_true", help="print what was done to each run")
     asked = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
     begin = time.monotonic()
-    campaign = Campaign(folder, asked.kills, asked.seed)
+    campaign = Campaign(folder, asked.kills, asked.seed, verbose=asked.verbose)
     campaign.reference()
     print(f"undisturbed: {time.monotonic() - begin:.0f} s with its resumption", flush=True)
     workers = [threading.Thread(target=campaign.work) for _ in range(asked.workers)]

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from autokernel.errors import MeasurementError
+from autokernel.errors import MeasurementError, WorkerError
 from autokernel.judge import devicehealth, places
 from autokernel.judge.ahead import MOST_CONTEXTS, CompileAhead
 from autokernel.judge.contest import Contest
@@ -23,7 +23,7 @@ from autokernel.judge.forkserver import ForkServer
 from autokernel.judge.imports import borrowed
 from autokernel.judge.kernelnames import others_work
 from autokernel.judge.margin import KEEP_MARGIN
-from autokernel.judge.rejected import Rejected
+from autokernel.judge.rejected import SIGKILLED, Rejected
 from autokernel.judge.sanitizer import cases_for, sanitize
 from autokernel.judge.stages import STAGES, Stage
 from autokernel.judge.timing import CANDIDATE, SCREEN_ROUNDS, Duel, Schedule, contest_of, pooled, schedule
@@ -108,7 +108,7 @@ class Judge:
         """Latency of PyTorch's own ways and of `kernel_py` (the starter, already judged), interleaved, in us.
 
         A way that PyTorch cannot run here (no compiler for torch.compile, say) is left out with a warning.
-        Raises: MeasurementError when none can be timed.
+        Raises: MeasurementError when none can be timed; WorkerError when a child is killed, or the starter fails now.
         """
         op = self.spec.op
         targets: dict[str, dict[str, Any]] = {name: {"op": op, "baseline": name} for name in self.spec.baselines}
@@ -124,6 +124,8 @@ class Judge:
             if not latencies:
                 raise MeasurementError(f"PyTorch itself cannot run {self.spec.op} here", hint="see the log")
             return Baseline(latencies_us=latencies), contest.latency_us(CANDIDATE)
+        except Rejected as rejected:
+            raise WorkerError(f"PyTorch's own ways could not be timed: {rejected.reason}", hint="run it again")
         finally:
             for worker in workers.values():
                 worker.close()
@@ -313,7 +315,7 @@ class Judge:
                 worker.load()
                 Contest(self.spec, self.timed, {name: worker}, first_deadline_s=COMPILE_DEADLINE_S)
             except Rejected as rejected:
-                if name == CANDIDATE:
+                if name == CANDIDATE or SIGKILLED in rejected.reason:
                     raise
                 log.warning("baseline %r of %s cannot be timed: %s", name, self.spec.op, rejected.reason)
                 del alive[name]

@@ -2,13 +2,15 @@
 
 A process that has imported everything (`Nursery`) forks one process per attempt, so that an attempt costs no seconds of
 imports; that process runs the loop of `orchestrate.py` with real git, a real judge and real children. A `Fault` says
-where it dies by SIGKILL: at a line of the product's code, inside a call of git, or at some moment; and which of it dies:
+where it dies by SIGKILL: at a line of the code, inside a call of git, or at some moment; and which of it dies:
 the run's process, one of its children, or all of them. A `Cut` then takes bytes off a file's end, as a power loss does.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import itertools
 import json
 import os
 import random
@@ -19,12 +21,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from autokernel import results
-from autokernel.loading import toplevel
+from autokernel.loading import load_file, toplevel
 from autokernel.rundir import find_run, list_runs
 from autokernel.state import load_state
 from tests.loop.conftest import HERE, HONEST, git
@@ -63,7 +65,12 @@ BUG = 70
 
 ATTEMPT_LIMIT_S = 180.0
 MOMENTS_S = 12.0
-MOST_GIT_CALLS = 60
+MOST_GIT_CALLS = 30
+CHILD_DIES = 0.4
+"""How often a child dies in an attempt, too."""
+
+KILLS = "kills"
+"""Name of the file that has a byte for every kill."""
 GIT_S = 0.006
 """How long a call of git takes here; it is killed somewhere within."""
 
@@ -179,8 +186,7 @@ class Cut:
 
 def _main() -> None:
     """Body of the nursery: one line of JSON asks for an attempt, two lines answer: its pid, then how it ended."""
-    import autokernel.bench
-    from autokernel.loading import load_file
+    importlib.import_module("autokernel.bench")  # with torch, for all attempts
 
     loop = load_file(toplevel("orchestrate.py"), "autokernel_orchestrate")
     for line in sys.stdin:
@@ -220,7 +226,7 @@ def _attempt(loop, asked) -> None:
     )
     trace = Trace()
     try:
-        _arm(asked["fault"], trace)
+        _arm([Fault(**fault) for fault in asked["faults"]], trace, Path(asked["note"]))
         loop.run(settings, PlainView(sys.stderr), resume=asked["resume"])
         code = 0
     except AutokernelError as error:
@@ -235,48 +241,51 @@ def _attempt(loop, asked) -> None:
     os._exit(code)
 
 
-def _arm(asked, trace: Trace) -> None:
-    """Have this process die as the fault says; without one, note the lines that it comes by in `trace`."""
-    fault = Fault(**asked) if asked else None
-    if fault is not None and fault.kind == "git":
-        _arm_git(fault)
-    if fault is not None and fault.kind != "line":
+def _arm(faults: Sequence[Fault], trace: Trace, note: Path) -> None:
+    """Have this process or its children die as the faults say; without one, note the lines passed by in `trace`."""
+    calls = {fault.hit: fault for fault in faults if fault.kind == "git"}
+    if calls:
+        _arm_git(calls, note)
+    left = {fault: fault.hit for fault in faults if fault.kind == "line"}
+    if faults and not left:
         return
     names = {str(ROOT / name): name for name in LINES_OF}
-    left = fault.hit if fault else 0
 
     def on_line(frame, event, _):
-        nonlocal left
         at = (names[frame.f_code.co_filename], frame.f_lineno)
-        if fault is None:
+        if not faults:
             trace.pass_by(at, event, frame)
-        elif event == "line" and at == (fault.file, fault.line):
-            left -= 1
-            if left == 0:
-                sys.settrace(None)
-                die(os.getpid(), fault.who)
+        for fault in left if event == "line" else ():
+            if at == (fault.file, fault.line):
+                left[fault] -= 1
+                if left[fault] == 0:
+                    die(os.getpid(), fault.who, note)
         return on_line
 
     sys.settrace(lambda frame, *_: on_line if frame.f_code.co_filename in names else None)
 
 
-def _arm_git(fault: Fault) -> None:
-    left = fault.hit
+def _arm_git(calls: Mapping[int, Fault], note: Path) -> None:
+    counted = itertools.count(1)
 
     def on_event(event, arguments):
-        nonlocal left
-        if event == "subprocess.Popen" and "env" in str(arguments[0]):
-            left -= 1
-            if left == 0:
-                threading.Thread(target=lambda: (time.sleep(fault.delay_s), die(os.getpid(), fault.who))).start()
+        if event == "subprocess.Popen" and arguments[0] == "env":
+            fault = calls.get(next(counted))
+            if fault is not None:
+                killer = threading.Timer(fault.delay_s, die, (os.getpid(), fault.who, note))
+                killer.daemon = True
+                killer.start()
 
     sys.addaudithook(on_event)
 
 
-def die(pid: int, who: str) -> None:
-    """SIGKILL to the process, to one of its children, or to all of them and it."""
+def die(pid: int, who: str, note: Path) -> None:
+    """SIGKILL to the process, to its newest child, or to all of them and it; one more byte in `note` tells of it."""
     below = children_of(pid) if who != "parent" else []
     victims = {"parent": [pid], "child": below[-1:], "both": [*below, pid]}[who]
+    if victims:
+        with note.open("a") as file:
+            file.write(".")
     for victim in victims:
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim, signal.SIGKILL)
@@ -312,22 +321,24 @@ class Nursery:
         self._process.wait(60)
 
     def attempt(
-        self, workdir: Path, fault: Fault | None = None, *, trace: Path | None = None, budget_s: float = 3600.0
+        self, workdir: Path, faults: Sequence[Fault] = (), *, trace: Path | None = None, budget_s: float = 3600.0
     ) -> int:
-        """Run, or go on, until the end or the fault; the exit code, -9 when it was killed."""
+        """Run, or go on, until the end or a deadly fault; the exit code, -9 when it was killed."""
+        note = workdir.parent / KILLS
         asked = {
             "workdir": str(workdir),
             "resume": "latest" if begun(workdir) else None,
-            "fault": asdict(fault) if fault else None,
+            "faults": [asdict(fault) for fault in faults],
+            "note": str(note),
             "trace": str(trace) if trace else None,
             "budget_s": budget_s,
         }
         self._process.stdin.write(json.dumps(asked) + "\n")
         self._process.stdin.flush()
         pid = json.loads(self._process.stdout.readline())["pid"]
-        timers = [threading.Timer(ATTEMPT_LIMIT_S, die, (pid, "both"))]
-        if fault is not None and fault.kind == "moment":
-            timers.append(threading.Timer(fault.delay_s, die, (pid, fault.who)))
+        timers = [threading.Timer(ATTEMPT_LIMIT_S, die, (pid, "both", note))]
+        moments = [fault for fault in faults if fault.kind == "moment"]
+        timers += [threading.Timer(fault.delay_s, die, (pid, fault.who, note)) for fault in moments]
         start = time.monotonic()
         for timer in timers:
             timer.start()
@@ -337,7 +348,7 @@ class Nursery:
             for timer in timers:
                 timer.cancel()
                 timer.join()
-        assert time.monotonic() - start < ATTEMPT_LIMIT_S, f"the attempt hung: {fault}"
+        assert time.monotonic() - start < ATTEMPT_LIMIT_S, f"the attempt hung: {faults}"
         return code
 
 
@@ -363,13 +374,18 @@ def make_project(folder: Path) -> Path:
     return workdir
 
 
-def draw_fault(rng: random.Random, lines: Sequence[tuple[str, int]]) -> Fault:
+def draw_faults(rng: random.Random, lines: Sequence[tuple[str, int]]) -> list[Fault]:
+    """What ends an attempt, and now and then a child that dies before."""
+    deadly = _draw_fault(rng, lines, rng.choice(("parent", "parent", "both")))
+    return [deadly] if rng.random() > CHILD_DIES else [deadly, _draw_fault(rng, lines, "child")]
+
+
+def _draw_fault(rng: random.Random, lines: Sequence[tuple[str, int]], who: str) -> Fault:
     """A random fault; every line of the loop's code is as likely, however often it runs."""
     kind = rng.choices(("line", "git", "moment"), (6, 2, 2))[0]
-    who = rng.choices(("parent", "child", "both"), (6, 2, 2))[0]
     if kind == "line":
         file, line = rng.choice(lines)
-        return Fault(kind=kind, who=who, file=file, line=line, hit=rng.choice((1, 1, 1, 2)))
+        return Fault(kind=kind, who=who, file=file, line=line, hit=rng.choice((1, 1, 1, 1, 2)))
     if kind == "git":
         return Fault(kind=kind, who=who, hit=rng.randint(1, MOST_GIT_CALLS), delay_s=rng.uniform(0, GIT_S))
     return Fault(kind=kind, who=who, delay_s=rng.uniform(0, MOMENTS_S))
@@ -398,15 +414,15 @@ def run_with_faults(
     """A run that is killed up to `kills` times, gone on with each time, until it ends; where it is."""
     workdir = make_project(folder)
     while True:
-        fault = draw_fault(rng, ahead.of(workdir)) if told.kills < kills else None
-        code = nursery.attempt(workdir, fault)
-        told.steps.append(f"{fault or 'undisturbed'}: {code}")
+        faults = draw_faults(rng, ahead.of(workdir)) if told.kills < kills else []
+        code = nursery.attempt(workdir, faults)
+        told.steps.append(f"{' and '.join(map(str, faults)) or 'undisturbed'}: {code}")
         assert code != BUG, "an exception that nobody foresaw; see attempts.txt"
+        assert code == 0 or faults, "an undisturbed attempt failed; see attempts.txt"
+        told.kills = (folder / KILLS).stat().st_size if (folder / KILLS).exists() else 0
         if code == 0:
             return workdir
-        assert fault is not None, "an undisturbed attempt failed; see attempts.txt"
-        told.kills += 1
-        told.kinds.append(f"{fault.kind}, {fault.who}")
+        told.kinds += [f"{fault.kind}, {fault.who}" for fault in faults[:1]]
         cut = draw_cut(rng)
         if cut is not None and cut.make(workdir):
             told.steps.append(str(cut))
