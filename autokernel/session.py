@@ -24,7 +24,7 @@ from autokernel.journal import write_whole
 from autokernel.loading import starter_path
 from autokernel.numbers import is_new_structure, may_take_s, parents_trials
 from autokernel.recording import Work
-from autokernel.records import Decision, Experiment, Outcome, PlannedOp, Proposal, Verdict, text_digest
+from autokernel.records import Decision, Experiment, Outcome, PlannedOp, Proposal, ShelvedText, Verdict, text_digest
 from autokernel.roofline import Ceilings
 from autokernel.rules import Rule, first_reason_to_stop
 from autokernel.state import Pending, judged_json, proposed_json, started_json
@@ -202,14 +202,16 @@ class Session:
         if proposal is None:
             return None
         agent_s = time.perf_counter() - begin - (self._host.waited_s - waited_s)
-        pending = Pending(number=self._done() + 1, op=history.op, proposal=proposal, agent_s=agent_s)
-        self._write_kernel(history.op, pending.number, proposal.kernel_py)
+        number = self._done() + 1
+        file = self._write_kernel(history.op, number, proposal.kernel_py)
         if proposal.request is not None and proposal.reply is not None:
-            write_whole(self.run_dir.request_path(history.op, pending.number), proposal.request)
-            write_whole(self.run_dir.reply_path(history.op, pending.number), proposal.reply)
+            write_whole(self.run_dir.request_path(history.op, number), proposal.request)
+            write_whole(self.run_dir.reply_path(history.op, number), proposal.reply)
+        kept = replace(proposal, kernel_py=file, request=None, reply=None)  # the texts stay on disk
+        pending = Pending(number=number, op=history.op, proposal=kept, file=file, agent_s=agent_s)
         self._journal.append("proposed", **proposed_json(pending))
         self._pending = pending
-        return proposal
+        return kept
 
     def tune(self, history: KernelHistory, proposal: Proposal) -> Proposal:
         """The proposal with the best configuration that a short search finds, where its structure is new."""
@@ -357,5 +359,7 @@ class Session:
     def _done(self) -> int:
         return sum(len(history.experiments) for history in self._histories.values())
 
-    def _write_kernel(self, op: str, number: int, text: str) -> None:
-        write_whole(self.run_dir.kernel_path(op, number), text)
+    def _write_kernel(self, op: str, number: int, text: str) -> ShelvedText:
+        file = ShelvedText(path=self.run_dir.kernel_path(op, number), digest=text_digest(text))
+        write_whole(file.path, text)
+        return file

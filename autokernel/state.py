@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from autokernel.errors import IntegrityError
@@ -29,7 +28,7 @@ from autokernel.history import KernelHistory
 from autokernel.journal import Event, Journal
 from autokernel.kernelfile import with_config
 from autokernel.numbers import Numbers
-from autokernel.records import Baseline, Decision, Experiment, Outcome, PlannedOp, Proposal, text_digest
+from autokernel.records import Baseline, Decision, Experiment, Outcome, PlannedOp, Proposal, ShelvedText
 from autokernel.rundir import RunDir
 from autokernel.settings import Settings
 
@@ -41,17 +40,17 @@ class Pending:
     number: int
     op: str
     proposal: Proposal
+    file: ShelvedText  # where the proposal's text lies
     agent_s: float
     tuned_s: float | None = None  # seconds of the search for its numbers; None before it
     judged: Experiment | None = None
 
     def tuned(self, numbers: Numbers) -> Pending:
         """With the configuration that its search found."""
-        text = self.proposal.kernel_py
-        if numbers.config is not None:
-            text = with_config(text, numbers.config)
-        proposal = replace(self.proposal, kernel_py=text, numbers=numbers.words)
-        return replace(self, proposal=proposal, tuned_s=numbers.seconds)
+        revise = None if (config := numbers.config) is None else lambda text: with_config(text, config)
+        file = replace(self.file, revise=revise)
+        proposal = replace(self.proposal, kernel_py=file, numbers=numbers.words)
+        return replace(self, proposal=proposal, file=file, tuned_s=numbers.seconds)
 
     @property
     def spent_s(self) -> float:
@@ -100,7 +99,8 @@ class RunState:
 def load_state(run_dir: RunDir) -> RunState:
     """The state of the run in `run_dir`.
 
-    Raises: LogError for a damaged journal; IntegrityError when a kernel text is not the one that was judged.
+    Raises: LogError for a damaged journal; IntegrityError when the text of an incumbent is not the one that was judged
+    (that of another kernel is looked at when it is asked for).
     """
     return replay(Journal(run_dir.journal_path).events(), run_dir)
 
@@ -108,7 +108,9 @@ def load_state(run_dir: RunDir) -> RunState:
 def replay(events: Iterable[Event], run_dir: RunDir) -> RunState:
     """Fold the events into a state."""
     state: RunState | None = None
-    tip, elapsed_s = None, 0.0  # most events change these two, and a record costs more to change than to read
+    # What most events change is put into the records at the end: ten thousand experiments are read in a second.
+    tip, elapsed_s = None, 0.0
+    done: dict[str, list[Experiment]] = {}
     for event in events:
         fields = event.fields
         if event.kind == "run-started":
@@ -118,11 +120,12 @@ def replay(events: Iterable[Event], run_dir: RunDir) -> RunState:
             state = replace(state, started_utc=event.time_utc, environment=_environment(fields))
             elapsed_s = fields.get("elapsed_s", 0.0)  # journals did not always say
         elif state is not None:
-            state = _fold(state, event.kind, fields, run_dir)
+            state = _fold(state, event.kind, fields, run_dir, done)
             tip, elapsed_s = fields.get("tip", tip), fields.get("elapsed_s", elapsed_s)
     if state is None:
         raise IntegrityError(f"{run_dir.journal_path} holds no run", hint="start a new run without --resume")
-    return replace(state, tip=tip, elapsed_s=elapsed_s)
+    histories = {op: history.with_experiments(tuple(done.get(op, ()))) for op, history in state.histories.items()}
+    return replace(state, histories=histories, tip=tip, elapsed_s=elapsed_s)
 
 
 def _environment(fields: Mapping[str, Any]) -> dict[str, str]:
@@ -131,7 +134,10 @@ def _environment(fields: Mapping[str, Any]) -> dict[str, str]:
     return dict(fields.get("environment", known))
 
 
-def _fold(state: RunState, kind: str, fields: Mapping[str, Any], run_dir: RunDir) -> RunState:
+def _fold(
+    state: RunState, kind: str, fields: Mapping[str, Any], run_dir: RunDir, done: dict[str, list[Experiment]]
+) -> RunState:
+    """The state after an event; an experiment that it completes goes to its op's list in `done`."""
     if kind == "planned":
         return replace(state, plan=fields)
     if kind == "op-started":
@@ -153,8 +159,8 @@ def _fold(state: RunState, kind: str, fields: Mapping[str, Any], run_dir: RunDir
         return replace(state, pending=replace(state.pending, judged=judged))
     if kind == "recorded" and state.pending is not None and state.pending.judged is not None:
         experiment = replace(state.pending.judged, commit=fields["commit"])
-        history = state.histories[experiment.op].add(experiment)
-        return _with_history(state, history, pending=None)
+        done.setdefault(experiment.op, []).append(experiment)
+        return _with_history(state, state.histories[experiment.op].after(experiment), pending=None)
     return _fold_run(state, kind, fields)
 
 
@@ -183,7 +189,7 @@ def _started(fields: Mapping[str, Any], run_dir: RunDir) -> KernelHistory:
         backend=raw["backend"],
         device=raw["device"],
         baseline=Baseline(latencies_us=raw["baseline"]),
-        incumbent=_text(run_dir, fields["op"], 0, fields["digest"]),
+        incumbent=ShelvedText(path=run_dir.kernel_path(fields["op"], 0), digest=fields["digest"]).read(),
         incumbent_us=raw["incumbent_us"],
         floor_us=raw["floor_us"],
         active_s=raw["active_s"],
@@ -236,22 +242,12 @@ def judged_json(experiment: Experiment) -> dict[str, Any]:
 
 def _proposed(fields: Mapping[str, Any], run_dir: RunDir) -> Pending:
     number, op = fields["number"], fields["op"]
+    file = ShelvedText(path=run_dir.kernel_path(op, number), digest=fields["digest"])
     proposal = Proposal(
         hypothesis=fields["hypothesis"],
-        kernel_py=_text(run_dir, op, number, fields["digest"]),
+        kernel_py=file,
         tokens=fields["tokens"],
         cost_usd=fields["cost_usd"],
         agent=fields.get("agent"),
     )
-    return Pending(number=number, op=op, proposal=proposal, agent_s=fields["agent_s"])
-
-
-def _text(run_dir: RunDir, op: str, number: int, digest: str) -> str:
-    path: Path = run_dir.kernel_path(op, number)
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise IntegrityError(f"the kernel of experiment {number} is gone: {error}", hint="restore the run directory")
-    if text_digest(text) != digest:
-        raise IntegrityError(f"{path} is not the text that the journal names", hint="restore the run directory")
-    return text
+    return Pending(number=number, op=op, proposal=proposal, file=file, agent_s=fields["agent_s"])

@@ -64,7 +64,7 @@ BUG = 70
 """Exit code of an attempt that ended with an exception that is no AutokernelError."""
 
 ATTEMPT_LIMIT_S = 180.0
-MOMENTS_S = 12.0
+MOMENTS_S = 8.0
 MOST_GIT_CALLS = 30
 CHILD_DIES = 0.4
 """How often a child dies in an attempt, too."""
@@ -458,7 +458,7 @@ def final_state(workdir: Path) -> dict[str, object]:
         "exported": (run.optimized_dir("rmsnorm") / "kernel.py").read_text(),
         "scratch": [path.name for path in (workdir / ".autokernel").glob("model-worker-*")],
         "locks": [path.name for path in (workdir / ".git").rglob("*.lock")],
-        "user": git(workdir, "status", "--porcelain"),
+        "user": git(workdir, "status", "--porcelain", "--", ":!results.tsv.torn"),
     }
 
 
