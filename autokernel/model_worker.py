@@ -47,8 +47,16 @@ def call_worker(request: Mapping[str, Any], *, deadline_s: float, workdir: Path)
     Args:
         workdir: where scratch files go; the child runs in this process's own working directory.
 
-    Raises: the AutokernelError that the child raised; WorkerError when it died or passed the deadline.
+    Raises: the AutokernelError that the child raised; WorkerError when it died or passed the deadline, or when there is
+    no room for its files.
     """
+    try:
+        return _answer(request, deadline_s, workdir)
+    except OSError as error:
+        raise WorkerError(f"the model's process cannot be asked: {error}", hint="check space on the disk, and memory")
+
+
+def _answer(request: Mapping[str, Any], deadline_s: float, workdir: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-", dir=_scratch(workdir)) as folder:
         asked, answered, log = (Path(folder) / name for name in ("request.json", "response.json", "stderr.txt"))
         asked.write_text(json.dumps(dict(request)))

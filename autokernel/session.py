@@ -18,6 +18,7 @@ from autokernel import recording, results, wholemodel
 from autokernel.agenthost import AgentHost
 from autokernel.agents import Agent
 from autokernel.agents.host import LimitReached
+from autokernel.diskspace import require_space
 from autokernel.facts import Facts
 from autokernel.history import KernelHistory
 from autokernel.journal import write_whole
@@ -150,7 +151,7 @@ class Session:
         starter = path.read_text()
         self.view.stage(f"{planned.op}: judging the starter")
         bench = self._bench_of(planned)
-        outcome = bench.judge(starter, None)
+        outcome = self._verdict(bench, starter, None)
         if outcome.verdict is not Verdict.PASS:
             self.view.note(f"{planned.op}: the starter gets {outcome.verdict} here ({outcome.reason}); skipped")
             self._journal.append("op-skipped", op=planned.op, reason=outcome.reason)
@@ -243,7 +244,15 @@ class Session:
         if self._pending.judged is not None:
             return self._pending.judged.outcome
         self.view.stage(f"{history.op}: judging experiment {self._pending.number}: {proposal.hypothesis}")
-        return self._bench_of(history.planned).judge(proposal.kernel_py, history.incumbent)
+        return self._verdict(self._bench_of(history.planned), proposal.kernel_py, history.incumbent)
+
+    def _verdict(self, bench: Bench, kernel_py: str, incumbent: str | None) -> Outcome:
+        """The judge's answer, unless there is no room on the disk: that is not the kernel's fault."""
+        require_space(self.run_dir.path)
+        outcome = bench.judge(kernel_py, incumbent)
+        if outcome.verdict is not Verdict.PASS:
+            require_space(self.run_dir.path)
+        return outcome
 
     def record(
         self, history: KernelHistory, proposal: Proposal, outcome: Outcome, decision: Decision, why: str

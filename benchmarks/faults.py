@@ -64,10 +64,8 @@ class Campaign:
                     said = f"DIFFERS: {type(error).__name__}: {error}"
                 with self._lock:
                     self.told.append(told)
-                print(
-                    f"run {number}: {told.kills} kills in {len(told.steps)} steps, {time.monotonic() - begin:.0f} s: {said}",
-                    flush=True,
-                )
+                seconds = time.monotonic() - begin
+                print(f"run {number}: {told.kills} kills, {len(told.steps)} steps, {seconds:.0f} s: {said}", flush=True)
                 if said != "same" or self._verbose:
                     print("\n".join(f"    {step}" for step in told.steps), flush=True)
 
