@@ -103,6 +103,10 @@ class RunRepository:
             f"the branch {self.branch} is gone", hint=f"`git reflog` may still know it; run {self.run}"
         )
 
+    def first_commit(self) -> str:
+        """Id of the branch's first commit, which holds no experiment."""
+        return self._git("rev-list", "--max-parents=0", self._ref)
+
     def commit_kernel(self, text: str, *, subject: str, body: str = "", trailers: Mapping[str, str]) -> str:
         """Commit `text` as kernel.py, also when it is the same as before, and return the commit's id.
 

@@ -75,7 +75,7 @@ def _begin(settings: Settings, view: View) -> OpenRun:
     run_dir = rundir.create_run(settings.workdir, wholemodel.short_name(settings.model), _utc_now())
     repo = RunRepository.create(settings.workdir, run_dir.path, run_dir.name)
     journal = _started(run_dir, settings, sandbox, budget)
-    _planned(run_dir, journal, plan, repo.head())
+    _planned(run_dir, journal, plan)
     return OpenRun(
         settings=settings, run_dir=run_dir, journal=journal, repo=repo, plan=plan, budget=budget, sandbox=sandbox
     )
@@ -89,7 +89,7 @@ def _reopen(asked: Settings, view: View, name: str, *, same_clock: bool) -> Open
     goes_on = same_clock and state.ended is None and settings == state.settings
     sandbox = state.sandbox if goes_on else _enforced(settings)  # trying it takes a second; the judge does, too
     repo = RunRepository.open(settings.workdir, run_dir.path, run_dir.name)
-    repo.restore(state.tip or repo.head())
+    repo.restore(state.tip or repo.first_commit())
     budget = Budget(settings, already_s=_already_s(state, settings, goes_on=goes_on))
     if goes_on:
         journal = _journal(run_dir, budget)
@@ -100,7 +100,7 @@ def _reopen(asked: Settings, view: View, name: str, *, same_clock: bool) -> Open
     if plan is None:  # killed between its start and its plan
         view.stage("profiling the model")
         plan = wholemodel.profile(settings)
-        _planned(run_dir, journal, plan, repo.head())
+        _planned(run_dir, journal, plan)
     return OpenRun(
         settings=settings,
         run_dir=run_dir,
@@ -137,10 +137,9 @@ def _started(run_dir: RunDir, settings: Settings, sandbox: str, budget: Budget) 
     return journal
 
 
-def _planned(run_dir: RunDir, journal: Journal, plan: Mapping[str, Any], tip: str) -> None:
-    """Write the plan down, with the commit from which the branch of experiments begins."""
+def _planned(run_dir: RunDir, journal: Journal, plan: Mapping[str, Any]) -> None:
     write_whole(run_dir.path / "plan.json", json.dumps(plan, indent=1))
-    journal.append("planned", **plan, tip=tip)
+    journal.append("planned", **plan)
 
 
 def _enforced(settings: Settings) -> str:

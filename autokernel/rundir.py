@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -167,8 +168,9 @@ class RunLock:
     def name_run(self, run: str) -> None:
         """Write who holds the lock into it."""
         owner = {"pid": os.getpid(), "host": socket.gethostname(), "started_utc": self._started, "run": run}
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, (json.dumps(owner) + "\n").encode(), 0)
+        with contextlib.suppress(OSError):  # on a full disk it is a lock all the same
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, (json.dumps(owner) + "\n").encode(), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
