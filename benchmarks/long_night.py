@@ -31,13 +31,13 @@ MB = 1e6
 
 
 def candidate(number: int) -> str:
-    """A text that no other experiment has; one in ten is built and run, one in fifty is timed."""
+    """A text that no other experiment has; one in fifty is built and run, one in two hundred is timed."""
     mark = f"# experiment {number}\n"
-    if number % 50 == 0:
+    if number % 200 == 0:
         return mark + waiting(300_000 + number)
-    if number % 20 == 0:
+    if number % 100 == 0:
         return mark + HONEST.replace("return right(x, weight, eps)", "return torch.zeros_like(x)")
-    if number % 10 == 0:
+    if number % 50 == 0:
         return mark + HONEST.replace("return right(x, weight, eps)", f"raise RuntimeError('not {number}')")
     return mark + HONEST + f"\ndef unfinished_{number}(\n"
 
