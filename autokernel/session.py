@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from autokernel import recording, results, wholemodel
+from autokernel import recording, wholemodel
 from autokernel.agenthost import AgentHost
 from autokernel.agents import Agent
 from autokernel.agents.host import LimitReached
@@ -24,8 +24,7 @@ from autokernel.history import KernelHistory
 from autokernel.journal import write_whole
 from autokernel.loading import starter_path
 from autokernel.numbers import is_new_structure, may_take_s, parents_trials
-from autokernel.recording import Work
-from autokernel.records import Decision, Experiment, Outcome, PlannedOp, Proposal, ShelvedText, Verdict, text_digest
+from autokernel.records import Decision, Outcome, PlannedOp, Proposal, ShelvedText, Verdict, text_digest
 from autokernel.roofline import Ceilings
 from autokernel.rules import Rule, first_reason_to_stop
 from autokernel.state import Pending, judged_json, proposed_json, started_json
@@ -58,7 +57,6 @@ class Session:
         self._pending = state.pending if state else None
         self.current_op = state.current_op if state else None
         self._integration: dict[str, Any] | None = None
-        self._rows = results.experiments_of(run.settings.workdir / recording.RESULTS, run.run_dir.name)
         self._unusable = set(state.unusable) if state else set()
         self._shown: set[str] = set()
         self._bench: Bench | None = None
@@ -74,6 +72,7 @@ class Session:
             Facts(builds=run.run_dir.builds, ceilings=self._ceilings),
         )
         self.agent: Agent = self._host.build(secrets)
+        self._rows = recording.Rows(self.settings, self.run_dir.name, self.agent.name)
 
     def __enter__(self) -> Session:
         return self
@@ -270,7 +269,7 @@ class Session:
         self._tip = self._repo.head()
         self._journal.append("recorded", number=experiment.number, op=history.op, commit=commit, tip=self._tip)
         self._pending = None
-        self._add_row(history, experiment, work)
+        self._rows.add(history, experiment, work)
         self._budget.took(experiment.seconds)
         before, history = history.incumbent_us, history.add(experiment)
         if experiment.incumbent_us and not 1 / DRIFT < experiment.incumbent_us / before < DRIFT:
@@ -294,18 +293,8 @@ class Session:
     def mend_results(self) -> None:
         """Add the rows of results.tsv that a crash, a full disk or somebody's edit took from this run."""
         for history in self._histories.values():
-            for experiment in history.experiments:
-                if experiment.number not in self._rows:
-                    self._add_row(history, experiment, self._bench_of(history.planned).work)
-
-    def _add_row(self, history: KernelHistory, experiment: Experiment, work: Work) -> None:
-        """Append the experiment's row, unless an experiment of this number was there when the run was opened."""
-        if experiment.number in self._rows:
-            return
-        agent, seed = experiment.proposal.agent or self.agent.name, self.settings.seed
-        row = recording.result_row(self.run_dir.name, history, experiment, work, agent=agent, seed=seed)
-        results.append_row(self.settings.workdir / recording.RESULTS, row)
-        self._rows.add(experiment.number)
+            for experiment in self._rows.missing(history):
+                self._rows.add(history, experiment, self._bench_of(history.planned).work)
 
     def move_on(self, history: KernelHistory, reason: str) -> None:
         """Close the op: its best kernel is committed under `optimized/`."""

@@ -53,7 +53,7 @@ def test_killed_where_it_hurts(nursery, undisturbed, tmp_path):
     steps = [
         before("opening.py", 'journal.append("planned"'),  # the model must be profiled anew
         before("session.py", '"op-started", op=planned.op'),  # the starter's commit is in no journal yet
-        before("session.py", "self._add_row(history, experiment, work)"),  # recorded, without its row
+        before("session.py", "self._rows.add(history, experiment, work)"),  # recorded, without its row
         before("gitrepo.py", 'self._git("update-ref", self._rejected_ref(number), commit)'),
         before("session.py", 'self._journal.append("exported"'),  # the best kernel's commit is in no journal yet
         before("model_worker.py", "return child.wait(deadline_s)", who="both"),  # a child's folder is left
@@ -93,7 +93,7 @@ def test_full_disk_is_nobodys_verdict(nursery, undisturbed, tmp_path):
         pytest.skip("no right to mount a small disk here")
     try:
         workdir = make_project(disk)
-        assert nursery.attempt(workdir, [before("session.py", "self._add_row(history, experiment, work)")]) == -9
+        assert nursery.attempt(workdir, [before("session.py", "self._rows.add(history, experiment, work)")]) == -9
         for left_bytes in (2 << 20, 0):  # room for the journal, but none for a compiler; then none for anything
             fill(disk, left_bytes)
             assert nursery.attempt(workdir) in (errors.RepositoryError.exit_code, errors.LogError.exit_code)
@@ -108,7 +108,7 @@ def test_full_disk_is_nobodys_verdict(nursery, undisturbed, tmp_path):
 def test_results_that_somebody_edited_are_completed_and_not_overwritten(nursery, undisturbed, tmp_path):
     workdir = make_project(tmp_path)
     path = workdir / "results.tsv"
-    assert nursery.attempt(workdir, [before("session.py", "self._add_row(history, experiment, work)", hit=4)]) == -9
+    assert nursery.attempt(workdir, [before("session.py", "self._rows.add(history, experiment, work)", hit=4)]) == -9
     header, first, _, third = path.read_text().splitlines()
     path.write_text("\n".join([header, third, first.replace("experiments of the tests", "my own words")]))
     shutil.copy(path, tmp_path / "edited.tsv")
