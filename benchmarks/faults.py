@@ -28,8 +28,8 @@ KILLS_PER_RUN = 12
 class Campaign:
     """Runs until so many kills have been made; several workers may take from it."""
 
-    def __init__(self, folder: Path, kills: int, seed: int, *, verbose: bool) -> None:
-        self._verbose = verbose
+    def __init__(self, folder: Path, kills: int, seed: int, *, minutes: float, verbose: bool) -> None:
+        self._verbose, self._end = verbose, time.monotonic() + 60 * minutes
         self.folder, self._kills, self._seed = folder, kills, seed
         self.told: list[Told] = []
         self.failed: list[str] = []
@@ -78,7 +78,7 @@ class Campaign:
 
     def _next(self) -> int | None:
         with self._lock:
-            if sum(told.kills for told in self.told) >= self._kills:
+            if sum(told.kills for told in self.told) >= self._kills or time.monotonic() > self._end:
                 return None
             self._runs += 1
             return self._runs
@@ -94,12 +94,13 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--minutes", type=float, default=60.0, help="begin no further run after so long")
     parser.add_argument("--keep", action="store_true", help="leave the directories of the runs")
     parser.add_argument("--verbose", action="store_true", help="print what was done to each run")
     asked = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
     begin = time.monotonic()
-    campaign = Campaign(folder, asked.kills, asked.seed, verbose=asked.verbose)
+    campaign = Campaign(folder, asked.kills, asked.seed, minutes=asked.minutes, verbose=asked.verbose)
     campaign.reference()
     print(f"undisturbed: {time.monotonic() - begin:.0f} s with its resumption", flush=True)
     workers = [threading.Thread(target=campaign.work) for _ in range(asked.workers)]
