@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -176,6 +177,11 @@ class StageReport:
     seconds: float
     reason: str = ""
 
+    @staticmethod
+    def from_json(raw: Mapping[str, Any]) -> StageReport:
+        """Inverse of `dataclasses.asdict`; equal names are one string in memory, as a night has thousands."""
+        return StageReport(**{**raw, "stage": sys.intern(raw["stage"]), "verdict": Verdict(raw["verdict"])})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clocks:
@@ -252,7 +258,7 @@ class Outcome:
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> Outcome:
         """Inverse of `to_json`."""
-        stages = tuple(StageReport(**{**stage, "verdict": Verdict(stage["verdict"])}) for stage in raw["stages"])
+        stages = tuple(StageReport.from_json(stage) for stage in raw["stages"])
         timing = raw["timing"]
         if timing is not None:
             timing = Timing.from_json(timing)
@@ -283,14 +289,14 @@ class ShelvedText:
     `revise` makes the text of what the file holds, where a search has found other numbers for it.
     """
 
-    path: Path
+    path: str  # a Path takes four times the memory
     digest: str  # of the file's text
     revise: Callable[[str], str] | None = None
 
     def read(self) -> str:
         """The text. Raises: IntegrityError when the file is gone, or not the one that was judged."""
         try:
-            text = self.path.read_bytes().decode("utf-8", "replace")  # every byte: the digest is of them
+            text = Path(self.path).read_bytes().decode("utf-8", "replace")  # every byte: the digest is of them
         except OSError as error:
             raise IntegrityError(f"the kernel of an experiment is gone: {error}", hint="restore the run directory")
         if text_digest(text) != self.digest:

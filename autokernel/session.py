@@ -358,6 +358,6 @@ class Session:
         return sum(len(history.experiments) for history in self._histories.values())
 
     def _write_kernel(self, op: str, number: int, text: str) -> ShelvedText:
-        file = ShelvedText(path=self.run_dir.kernel_path(op, number), digest=text_digest(text))
-        write_whole(file.path, text)
+        file = ShelvedText(path=str(self.run_dir.kernel_path(op, number)), digest=text_digest(text))
+        write_whole(Path(file.path), text)
         return file

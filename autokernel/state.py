@@ -189,7 +189,7 @@ def _started(fields: Mapping[str, Any], run_dir: RunDir) -> KernelHistory:
         backend=raw["backend"],
         device=raw["device"],
         baseline=Baseline(latencies_us=raw["baseline"]),
-        incumbent=ShelvedText(path=run_dir.kernel_path(fields["op"], 0), digest=fields["digest"]).read(),
+        incumbent=ShelvedText(path=str(run_dir.kernel_path(fields["op"], 0)), digest=fields["digest"]).read(),
         incumbent_us=raw["incumbent_us"],
         floor_us=raw["floor_us"],
         active_s=raw["active_s"],
@@ -242,7 +242,7 @@ def judged_json(experiment: Experiment) -> dict[str, Any]:
 
 def _proposed(fields: Mapping[str, Any], run_dir: RunDir) -> Pending:
     number, op = fields["number"], fields["op"]
-    file = ShelvedText(path=run_dir.kernel_path(op, number), digest=fields["digest"])
+    file = ShelvedText(path=str(run_dir.kernel_path(op, number)), digest=fields["digest"])
     proposal = Proposal(
         hypothesis=fields["hypothesis"],
         kernel_py=file,

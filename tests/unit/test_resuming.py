@@ -112,7 +112,7 @@ def test_a_kernels_text_is_read_from_its_file_and_only_as_it_was_judged(tmp_path
     path = tmp_path / "experiments" / "kernel.py"
     write_whole(path, text)
     assert path.read_bytes() == text.encode()
-    shelved = ShelvedText(path=path, digest=text_digest(text))
+    shelved = ShelvedText(path=str(path), digest=text_digest(text))
     proposal = Proposal(hypothesis="an idea", kernel_py=shelved)
     assert proposal.kernel_py == text
     assert proposal == Proposal(hypothesis="an idea", kernel_py=text)
@@ -177,9 +177,10 @@ def text_of(number):
 def record(journal, run, number):
     """Journal an experiment as a run does."""
     sample, text = experiment(number), text_of(number)
-    file = ShelvedText(path=run.kernel_path("rmsnorm", number), digest=text_digest(text))
-    file.path.parent.mkdir(parents=True)
-    file.path.write_text(text)
+    path = run.kernel_path("rmsnorm", number)
+    file = ShelvedText(path=str(path), digest=text_digest(text))
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
     proposal = Proposal(hypothesis=sample.proposal.hypothesis, kernel_py=text)
     pending = Pending(number=number, op="rmsnorm", proposal=proposal, file=file, agent_s=0.1)
     journal.append("proposed", **proposed_json(pending))
