@@ -4,8 +4,7 @@
 
 Most candidates are wrong in a way that is found at once (a syntax error, an exception, zeros), some plainly slow, so
 that an experiment takes a second or less; everything that a run keeps per experiment is as in any other run. Prints the
-resident memory of the run's process every hundred experiments and the growth per thousand between the second tenth and
-the end.
+resident memory of the run's process every hundred experiments and its growth per thousand, the first tenth left out.
 """
 
 from __future__ import annotations
