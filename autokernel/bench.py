@@ -12,6 +12,7 @@ from autokernel.errors import AutokernelError, WorkerError
 from autokernel.judge import devicehealth
 from autokernel.judge.engine import Judge
 from autokernel.judge.forkserver import ForkServer
+from autokernel.judge.rejected import SIGKILLED
 from autokernel.loading import get_spec
 from autokernel.numbers import Numbers
 from autokernel.recording import Work
@@ -69,8 +70,15 @@ class Bench:
         )
 
     def judge(self, kernel_py: str, incumbent: str | None) -> Outcome:
-        """The verdict on a candidate, timed against `incumbent` if any. Raises: WorkerError after retries."""
-        return self._insist(lambda judge: judge.evaluate(kernel_py, incumbent))
+        """The verdict on a candidate, timed against `incumbent` if any. Raises: WorkerError after retries.
+
+        A child that dies by SIGKILL may be the system's choice when something else took the memory: it is judged again.
+        """
+        outcome = self._insist(lambda judge: judge.evaluate(kernel_py, incumbent))
+        if SIGKILLED in outcome.reason:
+            log.warning("a child of the judge was killed; judging the kernel once more")
+            outcome = self._insist(lambda judge: judge.evaluate(kernel_py, incumbent))
+        return outcome
 
     def baseline(self, kernel_py: str, *, compiled: bool) -> tuple[Baseline, float]:
         """PyTorch's latencies and `kernel_py`'s, interleaved, in us."""

@@ -103,6 +103,10 @@ class RunRepository:
             f"the branch {self.branch} is gone", hint=f"`git reflog` may still know it; run {self.run}"
         )
 
+    def first_commit(self) -> str:
+        """Id of the branch's first commit, which holds no experiment."""
+        return self._git("rev-list", "--max-parents=0", self._ref)
+
     def commit_kernel(self, text: str, *, subject: str, body: str = "", trailers: Mapping[str, str]) -> str:
         """Commit `text` as kernel.py, also when it is the same as before, and return the commit's id.
 
@@ -113,12 +117,16 @@ class RunRepository:
     def commit_files(self, files: Mapping[str, str], subject: str, trailers: Mapping[str, str]) -> str:
         """Commit texts by relative path (`optimized/rmsnorm.py`), everything else unchanged; returns the commit's id.
 
+        Nothing is committed when the branch has these very texts: its newest commit is returned.
         Raises: RepositoryError as `commit_kernel` does, and for a path that leaves the worktree.
         """
         for name in files:
             parts = PurePosixPath(name).parts
             if not parts or name.startswith("/") or any(part == ".." or part.lower() == ".git" for part in parts):
                 raise RepositoryError(f"{name!r} is no path inside the worktree", hint="name a relative path")
+        there, new = self._tree(self._expected), {name: text.encode() for name, text in files.items()}
+        if all(there.get(name) == _blob_id(content, like=self._expected) for name, content in new.items()):
+            return self._expected
         return self._commit(files, _message(subject, "", trailers))
 
     def reject(self, commit: str, *, number: int, back_to: str) -> None:
@@ -231,6 +239,9 @@ class RunRepository:
         for name in ("index", "HEAD", self._ref):
             lock = self._git("rev-parse", "--git-path", f"{name}.lock")
             (self.root / lock).unlink(missing_ok=True)
+        rejected = self._git("rev-parse", "--git-path", f"refs/autokernel/rejected/{self.run}")
+        for path in (self.root / rejected).glob("*.lock"):
+            path.unlink(missing_ok=True)
 
 
 def _message(subject: str, body: str, trailers: Mapping[str, str]) -> bytes:

@@ -77,11 +77,18 @@ class KernelHistory:
 
     def add(self, experiment: Experiment) -> KernelHistory:
         """The history with one more experiment; a kept one becomes the incumbent."""
+        return self.after(experiment).with_experiments((*self.experiments, experiment))
+
+    def with_experiments(self, experiments: tuple[Experiment, ...]) -> KernelHistory:
+        """The history with these experiments, all of which it is already `after`."""
+        return replace(self, experiments=experiments)
+
+    def after(self, experiment: Experiment) -> KernelHistory:
+        """What `add` makes of everything but the experiments themselves."""
         kept = experiment.decision is Decision.KEEP
         newest_us = experiment.latency_us if kept else experiment.incumbent_us
         return replace(
             self,
-            experiments=(*self.experiments, experiment),
             incumbent=experiment.proposal.kernel_py if kept else self.incumbent,
             incumbent_us=newest_us or self.incumbent_us,
             active_s=self.active_s + experiment.seconds,

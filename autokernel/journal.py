@@ -7,11 +7,12 @@ the run with the line number; nothing is repaired or begun anew.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,10 +36,13 @@ class Event:
 
 
 class Journal:
-    """The journal at `path`. Reading never changes the file; the first `append` opens it for writing."""
+    """The journal at `path`. Reading never changes the file; the first `append` opens it for writing.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    `also` gives fields that every event has.
+    """
+
+    def __init__(self, path: Path, also: Callable[[], Mapping[str, Any]] = dict) -> None:
+        self.path, self._also = path, also
         self._fd: int | None = None
         self._size = 0  # bytes
         self._seq = 0
@@ -60,7 +64,8 @@ class Journal:
             raise TypeError(f"a journal event has its own {', '.join(sorted(clash))}")
         fd = self._open()
         seq = self._seq + 1
-        record = {"seq": seq, "time_utc": datetime.now(UTC).isoformat(timespec="milliseconds"), "kind": kind, **fields}
+        stamp = datetime.now(UTC).isoformat(timespec="milliseconds")
+        record = {"seq": seq, "time_utc": stamp, "kind": kind, **fields, **self._also()}
         data = json.dumps(record, separators=(",", ":")).encode() + b"\n"
         end = self._size + len(data)
         if (size := os.fstat(fd).st_size) != self._size:
@@ -161,6 +166,27 @@ def append_whole(fd: int, data: bytes, path: Path) -> None:
     except BaseException:
         os.ftruncate(fd, before)
         raise
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that a journal line will name: when this returns, all of it is on disk, also after a power loss.
+
+    Raises: LogError when it cannot be written; the file is then as it was before.
+    """
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            file.write(text.encode("utf-8", "backslashreplace"))
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        for folder in (path.parent, path.parent.parent):
+            sync_directory(folder)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise _unwritable(path, error)
 
 
 def set_torn_aside(fd: int, end: int, torn: bytes, aside: Path) -> None:

@@ -13,6 +13,7 @@ import ctypes
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,12 +25,16 @@ from typing import Any
 
 from autokernel import errors
 from autokernel.errors import AutokernelError, WorkerError
+from autokernel.journal import write_whole
 
 STDERR_LINES = 3  # of a dead child that are shown
 COMPILE_SHARE = 0.6  # of an integration's budget, for torch.compile with the kernels and without
 COMPILE_LEAST_S = 20.0  # less is not worth a start
 RACE_SHARE = 0.9  # of the time after which it is killed, that a race plans with
 _PDEATHSIG = 1
+
+SCRATCH = "model-worker-"
+"""How the names of scratch folders begin, before the process id of their owner."""
 
 # The folder of this package goes last on the path: the child's working directory must shadow nothing (-P), and a
 # checkout need not be installed.
@@ -42,9 +47,17 @@ def call_worker(request: Mapping[str, Any], *, deadline_s: float, workdir: Path)
     Args:
         workdir: where scratch files go; the child runs in this process's own working directory.
 
-    Raises: the AutokernelError that the child raised; WorkerError when it died or passed the deadline.
+    Raises: the AutokernelError that the child raised; WorkerError when it died or passed the deadline, or when there is
+    no room for its files.
     """
-    with tempfile.TemporaryDirectory(prefix="model-worker-", dir=_scratch(workdir)) as folder:
+    try:
+        return _answer(request, deadline_s, workdir)
+    except OSError as error:
+        raise WorkerError(f"the model's process cannot be asked: {error}", hint="check space on the disk, and memory")
+
+
+def _answer(request: Mapping[str, Any], deadline_s: float, workdir: Path) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-", dir=_scratch(workdir)) as folder:
         asked, answered, log = (Path(folder) / name for name in ("request.json", "response.json", "stderr.txt"))
         asked.write_text(json.dumps(dict(request)))
         root = str(Path(__file__).resolve().parent.parent)
@@ -56,6 +69,24 @@ def call_worker(request: Mapping[str, Any], *, deadline_s: float, workdir: Path)
     if "error" in response:
         raise _as_error(response["error"])
     return response
+
+
+def sweep(workdir: Path) -> None:
+    """Remove the scratch folders that killed processes have left in `workdir`."""
+    for path in (workdir / ".autokernel").glob(f"{SCRATCH}*"):
+        owner = path.name.removeprefix(SCRATCH).partition("-")[0]
+        if not (owner.isdecimal() and _is_alive(int(owner))):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 _DIED = "run the model on its own to see whether it crashes; native code of a kernel may be at fault, too"
@@ -230,7 +261,7 @@ def _mark(meta: Path, used: bool, compiler: str) -> None:
     """Tell `autokernel.apply` whether the kernel helps the whole model, and how the model is then run."""
     if meta.is_file():
         told = {**json.loads(meta.read_text()), "used": used, "compiler": compiler}
-        meta.write_text(json.dumps(told, indent=1))
+        write_whole(meta, json.dumps(told, indent=1))
 
 
 def _ask_race(request: Mapping[str, Any], left_s: float) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autokernel import results
 from autokernel.history import KernelHistory
 from autokernel.records import Decision, Experiment
+from autokernel.settings import Settings
 
 if TYPE_CHECKING:
     from autokernel.gitrepo import RunRepository
@@ -112,7 +112,23 @@ def result_row(
     )
 
 
-def append(path: Path, row: results.ResultRow) -> None:
-    """Append the row unless the file already has this experiment of this run."""
-    if not results.has_row(path, row.run, row.experiment):
-        results.append_row(path, row)
+class Rows:
+    """A run's rows of results.tsv. An experiment whose row was there when the run was opened gets no second one."""
+
+    def __init__(self, settings: Settings, run: str, agent: str) -> None:
+        """`agent` is who proposed what names no other. Raises: LogError when the file cannot be read."""
+        self._path, self._run, self._agent, self._seed = settings.workdir / RESULTS, run, agent, settings.seed
+        self._there = results.experiments_of(self._path, run)
+
+    def missing(self, history: KernelHistory) -> list[Experiment]:
+        """The experiments that have no row."""
+        return [each for each in history.experiments if each.number not in self._there]
+
+    def add(self, history: KernelHistory, experiment: Experiment, work: Work) -> None:
+        """Append the experiment's row, unless there is one. Raises: LogError when it cannot be written."""
+        if experiment.number in self._there:
+            return
+        agent = experiment.proposal.agent or self._agent
+        row = result_row(self._run, history, experiment, work, agent=agent, seed=self._seed)
+        results.append_row(self._path, row)
+        self._there.add(experiment.number)

@@ -2,7 +2,7 @@
 
 The columns are the fields of `ResultRow`, in order. The file is only ever appended to, under a lock, and a file with
 another header is left alone. The journal is the truth of a run; this file is made from it and read by nothing in the
-loop but `has_row`.
+loop; only who resumes a run asks it by `experiments_of` which rows are missing.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ def read_rows(path: Path) -> list[ResultRow]:
     return rows
 
 
-def has_row(path: Path, run: str, experiment: int) -> bool:
-    """Whether the file has the row of this experiment. Raises: LogError as `read_rows` does."""
-    return any(row.run == run and row.experiment == experiment for row in read_rows(path))
+def experiments_of(path: Path, run: str) -> set[int]:
+    """Numbers of the run's experiments that the file has. Raises: LogError as `read_rows` does."""
+    return {row.experiment for row in read_rows(path) if row.run == run}
 
 
 def _open_locked(path: Path) -> int:

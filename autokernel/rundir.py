@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -72,7 +73,7 @@ class RunDir:
 
     def kernel_path(self, op: str, number: int) -> Path:
         """The text that was judged."""
-        return self.experiment_dir(op, number) / "kernel.py"
+        return Path(self.path, "experiments", f"{op}-{number:04d}", "kernel.py")  # in one: a run has thousands
 
     def request_path(self, op: str, number: int) -> Path:
         """What the agent was asked."""
@@ -167,8 +168,9 @@ class RunLock:
     def name_run(self, run: str) -> None:
         """Write who holds the lock into it."""
         owner = {"pid": os.getpid(), "host": socket.gethostname(), "started_utc": self._started, "run": run}
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, (json.dumps(owner) + "\n").encode(), 0)
+        with contextlib.suppress(OSError):  # on a full disk it is a lock all the same
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, (json.dumps(owner) + "\n").encode(), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

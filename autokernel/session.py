@@ -18,10 +18,12 @@ from autokernel import recording, wholemodel
 from autokernel.agenthost import AgentHost
 from autokernel.agents import Agent
 from autokernel.agents.host import LimitReached
+from autokernel.diskspace import require_space
 from autokernel.facts import Facts
 from autokernel.history import KernelHistory
+from autokernel.journal import write_whole
 from autokernel.loading import starter_path
-from autokernel.records import Decision, Outcome, PlannedOp, Proposal, Verdict, text_digest
+from autokernel.records import Decision, Outcome, PlannedOp, Proposal, ShelvedText, Verdict, text_digest
 from autokernel.roofline import Ceilings
 from autokernel.rules import Rule, first_reason_to_stop
 from autokernel.searching import Searching
@@ -73,6 +75,7 @@ class Session:
             Facts(builds=run.run_dir.builds, ceilings=self._ceilings),
         )
         self.agent: Agent = self._host.build(secrets)
+        self._rows = recording.Rows(self.settings, self.run_dir.name, self.agent.name)
 
     def __enter__(self) -> Session:
         return self
@@ -150,7 +153,7 @@ class Session:
         starter = path.read_text()
         self.view.stage(f"{planned.op}: judging the starter")
         bench = self._bench_of(planned)
-        outcome = bench.judge(starter, None)
+        outcome = self._verdict(bench, starter, None)
         if outcome.verdict is not Verdict.PASS:
             self.view.note(f"{planned.op}: the starter gets {outcome.verdict} here ({outcome.reason}); skipped")
             self._journal.append("op-skipped", op=planned.op, reason=outcome.reason)
@@ -206,14 +209,16 @@ class Session:
 
     def _begin(self, history: KernelHistory, proposal: Proposal, agent_s: float) -> Proposal:
         """Journal the proposal as the next experiment."""
-        pending = Pending(number=self._done() + 1, op=history.op, proposal=proposal, agent_s=agent_s)
-        self._write_kernel(history.op, pending.number, proposal.kernel_py)
+        number = self._done() + 1
+        file = self._write_kernel(history.op, number, proposal.kernel_py)
         if proposal.request is not None and proposal.reply is not None:
-            self.run_dir.request_path(history.op, pending.number).write_text(proposal.request)
-            self.run_dir.reply_path(history.op, pending.number).write_text(proposal.reply)
+            write_whole(self.run_dir.request_path(history.op, number), proposal.request)
+            write_whole(self.run_dir.reply_path(history.op, number), proposal.reply)
+        kept = replace(proposal, kernel_py=file, request=None, reply=None)  # the texts stay on disk
+        pending = Pending(number=number, op=history.op, proposal=kept, file=file, agent_s=agent_s)
         self._journal.append("proposed", **proposed_json(pending))
         self._pending = pending
-        return proposal
+        return kept
 
     def tune_starter(self, history: KernelHistory) -> Proposal | None:
         """The starter with better numbers, as the op's first experiment; None where there is nothing better."""
@@ -238,7 +243,15 @@ class Session:
         if self._pending.judged is not None:
             return self._pending.judged.outcome
         self.view.stage(f"{history.op}: judging experiment {self._pending.number}: {proposal.hypothesis}")
-        return self._bench_of(history.planned).judge(proposal.kernel_py, history.incumbent)
+        return self._verdict(self._bench_of(history.planned), proposal.kernel_py, history.incumbent)
+
+    def _verdict(self, bench: Bench, kernel_py: str, incumbent: str | None) -> Outcome:
+        """The judge's answer, unless there is no room on the disk: that is not the kernel's fault."""
+        require_space(self.run_dir.path)
+        outcome = bench.judge(kernel_py, incumbent)
+        if outcome.verdict is not Verdict.PASS:
+            require_space(self.run_dir.path)
+        return outcome
 
     def record(
         self, history: KernelHistory, proposal: Proposal, outcome: Outcome, decision: Decision, why: str
@@ -254,11 +267,9 @@ class Session:
         commit = recording.commit(self._repo, self.run_dir.name, history, experiment, work, self._tip)
         experiment = replace(experiment, commit=commit)
         self._tip = self._repo.head()
-        agent, seed = proposal.agent or self.agent.name, self.settings.seed
-        row = recording.result_row(self.run_dir.name, history, experiment, work, agent=agent, seed=seed)
-        recording.append(self.settings.workdir / recording.RESULTS, row)
         self._journal.append("recorded", number=experiment.number, op=history.op, commit=commit, tip=self._tip)
         self._pending = None
+        self._rows.add(history, experiment, work)
         self._budget.took(experiment.seconds)
         before, history = history.incumbent_us, history.add(experiment)
         if experiment.incumbent_us and not 1 / DRIFT < experiment.incumbent_us / before < DRIFT:
@@ -278,6 +289,12 @@ class Session:
             "baseline", op=history.op, latencies_us=dict(baseline.latencies_us), incumbent_us=incumbent_us
         )
         return replace(history, baseline=baseline, incumbent_us=incumbent_us)
+
+    def mend_results(self) -> None:
+        """Add the rows of results.tsv that a crash, a full disk or somebody's edit took from this run."""
+        for history in self._histories.values():
+            for experiment in self._rows.missing(history):
+                self._rows.add(history, experiment, self._bench_of(history.planned).work)
 
     def move_on(self, history: KernelHistory, reason: str) -> None:
         """Close the op: its best kernel is committed under `optimized/`."""
@@ -340,7 +357,7 @@ class Session:
     def _done(self) -> int:
         return sum(len(history.experiments) for history in self._histories.values())
 
-    def _write_kernel(self, op: str, number: int, text: str) -> None:
-        path = self.run_dir.kernel_path(op, number)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    def _write_kernel(self, op: str, number: int, text: str) -> ShelvedText:
+        file = ShelvedText(path=str(self.run_dir.kernel_path(op, number)), digest=text_digest(text))
+        write_whole(Path(file.path), text)
+        return file

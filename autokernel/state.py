@@ -13,6 +13,7 @@ Event kinds, in the order in which a run writes them:
     integrated   result                         run-ended   reason
     called       op, agent, model, outcome, reason, tokens, cost_usd  (one call of a language model, journaled at once)
 
+Every event has elapsed_s, the seconds of the run's time budget that were used by then: of a clock that nobody sets.
 Kernel texts lie in `experiments/<op>-<number>/kernel.py` (number 0 is the starter); their digests are in the journal.
 """
 
@@ -20,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from autokernel.errors import IntegrityError
@@ -28,7 +28,7 @@ from autokernel.history import KernelHistory
 from autokernel.journal import Event, Journal
 from autokernel.kernelfile import with_config
 from autokernel.numbers import Numbers
-from autokernel.records import Baseline, Decision, Experiment, Outcome, PlannedOp, Proposal, text_digest
+from autokernel.records import Baseline, Decision, Experiment, Outcome, PlannedOp, Proposal, ShelvedText
 from autokernel.rundir import RunDir
 from autokernel.settings import Settings
 
@@ -40,17 +40,17 @@ class Pending:
     number: int
     op: str
     proposal: Proposal
+    file: ShelvedText  # where the proposal's text lies
     agent_s: float
     tuned_s: float | None = None  # seconds of the search for its numbers; None before it
     judged: Experiment | None = None
 
     def tuned(self, numbers: Numbers) -> Pending:
         """With the configuration that its search found."""
-        text = self.proposal.kernel_py
-        if numbers.config is not None:
-            text = with_config(text, numbers.config)
-        proposal = replace(self.proposal, kernel_py=text, numbers=numbers.words)
-        return replace(self, proposal=proposal, tuned_s=numbers.seconds)
+        revise = None if (config := numbers.config) is None else lambda text: with_config(text, config)
+        file = replace(self.file, revise=revise)
+        proposal = replace(self.proposal, kernel_py=file, numbers=numbers.words)
+        return replace(self, proposal=proposal, file=file, tuned_s=numbers.seconds)
 
     @property
     def spent_s(self) -> float:
@@ -90,6 +90,7 @@ class RunState:
     ended: str | None = None
     tokens: int = 0  # of all calls of language models, those without a proposal included
     cost_usd: float = 0.0  # of those whose price was known
+    elapsed_s: float = 0.0  # of its time budget, as of the last event
     started_utc: str = ""  # when the run was last started, on which its clock began
     searched: Mapping[str, Numbers] = field(default_factory=dict)  # of each op, what the search over its starter found
     unusable: frozenset[str] = frozenset()  # ops whose starter did not pass since then
@@ -99,7 +100,8 @@ class RunState:
 def load_state(run_dir: RunDir) -> RunState:
     """The state of the run in `run_dir`.
 
-    Raises: LogError for a damaged journal; IntegrityError when a kernel text is not the one that was judged.
+    Raises: LogError for a damaged journal; IntegrityError when the text of an incumbent is not the one that was judged
+    (that of another kernel is looked at when it is asked for).
     """
     return replay(Journal(run_dir.journal_path).events(), run_dir)
 
@@ -107,6 +109,9 @@ def load_state(run_dir: RunDir) -> RunState:
 def replay(events: Iterable[Event], run_dir: RunDir) -> RunState:
     """Fold the events into a state."""
     state: RunState | None = None
+    # What most events change is put into the records at the end: ten thousand experiments are read in a second.
+    tip, elapsed_s = None, 0.0
+    done: dict[str, list[Experiment]] = {}
     for event in events:
         fields = event.fields
         if event.kind == "run-started":
@@ -114,11 +119,14 @@ def replay(events: Iterable[Event], run_dir: RunDir) -> RunState:
             state = state or RunState(settings=settings)  # else resumed with other limits, perhaps after its end
             state = replace(state, settings=settings, sandbox=sandbox, ended=None, unusable=frozenset())
             state = replace(state, started_utc=event.time_utc, environment=_environment(fields))
+            elapsed_s = fields.get("elapsed_s", 0.0)  # journals did not always say
         elif state is not None:
-            state = replace(_fold(state, event.kind, fields, run_dir), tip=fields.get("tip", state.tip))
+            state = _fold(state, event.kind, fields, run_dir, done)
+            tip, elapsed_s = fields.get("tip", tip), fields.get("elapsed_s", elapsed_s)
     if state is None:
         raise IntegrityError(f"{run_dir.journal_path} holds no run", hint="start a new run without --resume")
-    return state
+    histories = {op: history.with_experiments(tuple(done.get(op, ()))) for op, history in state.histories.items()}
+    return replace(state, histories=histories, tip=tip, elapsed_s=elapsed_s)
 
 
 def _environment(fields: Mapping[str, Any]) -> dict[str, str]:
@@ -127,7 +135,10 @@ def _environment(fields: Mapping[str, Any]) -> dict[str, str]:
     return dict(fields.get("environment", known))
 
 
-def _fold(state: RunState, kind: str, fields: Mapping[str, Any], run_dir: RunDir) -> RunState:
+def _fold(
+    state: RunState, kind: str, fields: Mapping[str, Any], run_dir: RunDir, done: dict[str, list[Experiment]]
+) -> RunState:
+    """The state after an event; an experiment that it completes goes to its op's list in `done`."""
     if kind == "planned":
         return replace(state, plan=fields)
     if kind == "op-started":
@@ -151,8 +162,8 @@ def _fold(state: RunState, kind: str, fields: Mapping[str, Any], run_dir: RunDir
         return replace(state, pending=replace(state.pending, judged=judged))
     if kind == "recorded" and state.pending is not None and state.pending.judged is not None:
         experiment = replace(state.pending.judged, commit=fields["commit"])
-        history = state.histories[experiment.op].add(experiment)
-        return replace(_with_history(state, history), pending=None)
+        done.setdefault(experiment.op, []).append(experiment)
+        return _with_history(state, state.histories[experiment.op].after(experiment), pending=None)
     return _fold_run(state, kind, fields)
 
 
@@ -170,8 +181,8 @@ def _fold_run(state: RunState, kind: str, fields: Mapping[str, Any]) -> RunState
     return state
 
 
-def _with_history(state: RunState, history: KernelHistory) -> RunState:
-    return replace(state, histories={**state.histories, history.op: history})
+def _with_history(state: RunState, history: KernelHistory, **changes: Any) -> RunState:
+    return replace(state, histories={**state.histories, history.op: history}, **changes)
 
 
 def _started(fields: Mapping[str, Any], run_dir: RunDir) -> KernelHistory:
@@ -181,7 +192,7 @@ def _started(fields: Mapping[str, Any], run_dir: RunDir) -> KernelHistory:
         backend=raw["backend"],
         device=raw["device"],
         baseline=Baseline(latencies_us=raw["baseline"]),
-        incumbent=_text(run_dir, fields["op"], 0, fields["digest"]),
+        incumbent=ShelvedText(path=str(run_dir.kernel_path(fields["op"], 0)), digest=fields["digest"]).read(),
         incumbent_us=raw["incumbent_us"],
         floor_us=raw["floor_us"],
         active_s=raw["active_s"],
@@ -235,23 +246,13 @@ def judged_json(experiment: Experiment) -> dict[str, Any]:
 
 def _proposed(fields: Mapping[str, Any], run_dir: RunDir) -> Pending:
     number, op = fields["number"], fields["op"]
+    file = ShelvedText(path=str(run_dir.kernel_path(op, number)), digest=fields["digest"])
     proposal = Proposal(
         hypothesis=fields["hypothesis"],
-        kernel_py=_text(run_dir, op, number, fields["digest"]),
+        kernel_py=file,
         tokens=fields["tokens"],
         cost_usd=fields["cost_usd"],
         agent=fields.get("agent"),
         numbers=fields.get("numbers", ""),
     )
-    return Pending(number=number, op=op, proposal=proposal, agent_s=fields["agent_s"])
-
-
-def _text(run_dir: RunDir, op: str, number: int, digest: str) -> str:
-    path: Path = run_dir.kernel_path(op, number)
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise IntegrityError(f"the kernel of experiment {number} is gone: {error}", hint="restore the run directory")
-    if text_digest(text) != digest:
-        raise IntegrityError(f"{path} is not the text that the journal names", hint="restore the run directory")
-    return text
+    return Pending(number=number, op=op, proposal=proposal, file=file, agent_s=fields["agent_s"])

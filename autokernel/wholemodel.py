@@ -12,6 +12,7 @@ from typing import Any
 
 from autokernel.gitrepo import RunRepository
 from autokernel.history import KernelHistory
+from autokernel.journal import write_whole
 from autokernel.model_worker import call_worker
 from autokernel.rundir import RunDir
 from autokernel.settings import Settings, device_of
@@ -38,15 +39,14 @@ def profile(settings: Settings) -> dict[str, Any]:
 def export(run_dir: RunDir, history: KernelHistory) -> None:
     """Write the op's best kernel and its verified cases where `autokernel.apply` looks for them."""
     folder = run_dir.optimized_dir(history.op)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "kernel.py").write_text(history.incumbent)
+    write_whole(folder / "kernel.py", history.incumbent)
     meta = {
         "op": history.op,
         "backend": history.backend,
         "cases": [item.case.to_json() for item in history.planned.cases],
         "used": True,
     }
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+    write_whole(folder / "meta.json", json.dumps(meta, indent=1))
 
 
 def commit(repo: RunRepository, history: KernelHistory) -> str:

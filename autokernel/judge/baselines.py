@@ -8,7 +8,7 @@ from typing import Any
 
 from autokernel.errors import MeasurementError
 from autokernel.judge.contest import Contest
-from autokernel.judge.rejected import Rejected
+from autokernel.judge.rejected import SIGKILLED, Rejected
 from autokernel.judge.timing import CANDIDATE
 from autokernel.judge.worker import Worker
 from autokernel.records import Baseline, TimedCase
@@ -32,7 +32,7 @@ def targets(spec: KernelSpec, *, compiled: bool) -> dict[str, dict[str, Any]]:
 def measure(spec: KernelSpec, timed: Sequence[TimedCase], workers: Mapping[str, Worker]) -> tuple[Baseline, float]:
     """Latencies in us of the ways by name, and of the child called CANDIDATE, interleaved.
 
-    Raises: Rejected when that one fails; MeasurementError when no way can be timed.
+    Raises: Rejected when that one fails, or another is killed; MeasurementError when no way can be timed.
     """
     contest = _surviving(spec, timed, workers)
     contest.run(BASELINE_ROUNDS)
@@ -50,7 +50,7 @@ def _surviving(spec: KernelSpec, timed: Sequence[TimedCase], workers: Mapping[st
             worker.load()
             Contest(spec, timed, {name: worker}, first_deadline_s=COMPILE_DEADLINE_S)
         except Rejected as rejected:
-            if name == CANDIDATE:
+            if name == CANDIDATE or SIGKILLED in rejected.reason:
                 raise
             log.warning("baseline %r of %s cannot be timed: %s", name, spec.op, rejected.reason)
             del alive[name]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from autokernel.errors import WorkerError
 from autokernel.judge import baselines, devicehealth, places, placing
 from autokernel.judge.ahead import MOST_CONTEXTS, CompileAhead
 from autokernel.judge.children import EarlyChild
@@ -110,7 +111,7 @@ class Judge:
         """Latency of PyTorch's own ways and of `kernel_py` (the starter, already judged), interleaved, in us.
 
         A way that PyTorch cannot run here (no compiler for torch.compile, say) is left out with a warning.
-        Raises: MeasurementError when none can be timed.
+        Raises: MeasurementError when none can be timed; WorkerError when a child is killed, or the starter fails now.
         """
         scratch = self._builds.parent / "pytorch"  # one for all ops: torch.compile keeps a precompiled header there
         workers = {
@@ -120,6 +121,8 @@ class Judge:
         workers[CANDIDATE] = self._start(kernel_py)
         try:
             return baselines.measure(self.spec, self.timed, workers)
+        except Rejected as rejected:
+            raise WorkerError(f"PyTorch's own ways could not be timed: {rejected.reason}", hint="run it again")
         finally:
             for worker in workers.values():
                 worker.close()

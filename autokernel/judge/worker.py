@@ -21,7 +21,7 @@ from autokernel.judge import answers, wire
 from autokernel.judge.exchange import Exchange, encode
 from autokernel.judge.forkserver import ForkServer
 from autokernel.judge.refresh import Change
-from autokernel.judge.rejected import Rejected
+from autokernel.judge.rejected import SIGKILLED, Rejected
 from autokernel.records import Scalar, TensorMeta, Verdict
 from autokernel.spec import Inputs
 
@@ -309,5 +309,5 @@ class Worker:
             return Rejected(Verdict.CRASH, f"the process ended by itself (exit code {status})")
         name = signal.Signals(-status).name
         if -status == signal.SIGKILL:
-            return Rejected(Verdict.OOM, "the system killed the process (SIGKILL), usually for memory")
+            return Rejected(Verdict.OOM, SIGKILLED)
         return Rejected(Verdict.CRASH, f"the process died by {name}")

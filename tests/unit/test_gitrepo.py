@@ -284,6 +284,19 @@ def test_the_same_text_again_is_another_commit(tmp_path):
     assert git(repository.root, "rev-parse", f"{second}^") == first
 
 
+def test_files_that_the_branch_has_are_not_committed_again(tmp_path):
+    repository = start(plain(tmp_path))
+    first = repository.first_commit()
+    assert first == repository.head()
+    files = {"optimized/rmsnorm.py": "x = 1\n", "optimized/softmax.py": "y = 1\n"}
+    commit = repository.commit_files(files, "best", trailers(1))
+    assert repository.commit_files(files, "best", trailers(1)) == commit
+    assert repository.commit_files({"optimized/rmsnorm.py": "x = 1\n"}, "best", trailers(1)) == commit
+    changed = repository.commit_files({**files, "optimized/softmax.py": "y = 2\n"}, "best", trailers(1))
+    assert git(repository.root, "rev-list", "--count", f"{first}..{changed}") == "2"
+    assert repository.first_commit() == first
+
+
 def test_reject_resets_the_worktree_and_keeps_the_commit(tmp_path):
     repository = start(plain(tmp_path))
     kept = repository.commit_kernel("x = 1\n", subject="kept", trailers=trailers(1))
@@ -318,6 +331,8 @@ def test_restore_goes_back_to_the_recorded_commit_after_a_crash(tmp_path):
     (repository.root / "kernel.py").write_text("half writ")
     git_dir = git(repository.root, "rev-parse", "--absolute-git-dir")
     stale = [f"{git_dir}/index.lock", f"{git_dir}/HEAD.lock", str(user / f".git/refs/heads/autokernel/{RUN}.lock")]
+    (user / ".git" / REJECTED).mkdir(parents=True)
+    stale.append(str(user / f".git/{REJECTED}/2.lock"))
     for name in stale:
         with open(name, "w") as file:  # noqa: PTH123 - what a killed git leaves
             file.write("")
@@ -325,7 +340,10 @@ def test_restore_goes_back_to_the_recorded_commit_after_a_crash(tmp_path):
     again.restore(kept)
     assert again.head() == kept
     assert (again.root / "kernel.py").read_text() == "x = 1\n"
-    assert again.commit_kernel("x = 3\n", subject="goes on", trailers=trailers(2)) == again.head()
+    lost = again.commit_kernel("x = 3\n", subject="goes on", trailers=trailers(2))
+    assert lost == again.head()
+    again.reject(lost, number=2, back_to=kept)
+    assert git(user, "rev-parse", f"{REJECTED}/2") == lost
     with pytest.raises(RepositoryError, match="does not exist"):
         again.restore("0" * 39 + "1")
 

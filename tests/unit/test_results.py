@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autokernel.errors import LogError
-from autokernel.results import COLUMNS, ResultRow, append_row, has_row, read_rows
+from autokernel.results import COLUMNS, ResultRow, append_row, experiments_of, read_rows
 
 THE_ORIGINAL_TEN = (
     "experiment tag kernel_type throughput_tflops latency_us pct_peak speedup_vs_pytorch correctness peak_vram_mb "
@@ -120,12 +120,11 @@ def test_lone_surrogate_from_a_model_reply_does_not_stop_the_run(path):
     assert read_rows(path)[0].description.startswith("bad ")
 
 
-def test_has_row_needs_run_and_number(path):
-    assert not has_row(path, "r", 1)
+def test_experiments_of_a_run_are_told_from_others(path):
+    assert experiments_of(path, "r") == set()
     append_row(path, ResultRow(experiment=1, run="r"))
-    assert has_row(path, "r", 1)
-    assert not has_row(path, "r", 2)
-    assert not has_row(path, "other", 1)
+    assert experiments_of(path, "r") == {1}
+    assert experiments_of(path, "other") == set()
 
 
 @pytest.mark.parametrize(
@@ -141,7 +140,7 @@ def test_has_row_needs_run_and_number(path):
 def test_foreign_header_is_named_and_the_file_left_alone(path, header, named):
     path.write_bytes(f"{header}\n1\tx\n".encode())
     before = path.read_bytes()
-    for action in (lambda: append_row(path, FULL), lambda: read_rows(path), lambda: has_row(path, "r", 1)):
+    for action in (lambda: append_row(path, FULL), lambda: read_rows(path), lambda: experiments_of(path, "r")):
         with pytest.raises(LogError) as caught:
             action()
         assert named in str(caught.value)
@@ -167,7 +166,7 @@ def test_empty_file_gets_its_header(path):
 def test_newline_that_an_editor_left_off_is_added(path):
     append_row(path, FULL)
     path.write_text(path.read_text().rstrip("\n"))
-    assert has_row(path, FULL.run, 3)
+    assert 3 in experiments_of(path, FULL.run)
     append_row(path, ResultRow(experiment=4))
     assert [row.experiment for row in read_rows(path)] == [3, 4]
     path.write_text("\t".join(COLUMNS))
