@@ -19,9 +19,10 @@ from autokernel.capture import compile_call
 from autokernel.customop import lowering
 from autokernel.errors import ConfigError
 from autokernel.kernelfile import parse_kernel
+from autokernel.kerneltext import text_digest
 from autokernel.loading import load_file
 from autokernel.native import BuildError
-from autokernel.records import Case, text_digest
+from autokernel.records import Case
 from autokernel.replace import Replacement, Replacer
 from autokernel.rundir import find_run
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from autokernel.errors import ConfigError
-from autokernel.records import text_digest
+from autokernel.kerneltext import text_digest
 from autokernel.replace import Check, Lower, Lowered, Site
 
 # `define` and `impl`, not `custom_op`: its wrappers make a call take 25 us of the host instead of 7.

@@ -22,8 +22,9 @@ from autokernel.diskspace import require_space
 from autokernel.facts import Facts
 from autokernel.history import KernelHistory
 from autokernel.journal import write_whole
+from autokernel.kerneltext import ShelvedText, text_digest
 from autokernel.loading import starter_path
-from autokernel.records import Decision, Outcome, PlannedOp, Proposal, ShelvedText, Verdict, text_digest
+from autokernel.records import Decision, Outcome, PlannedOp, Proposal, Verdict
 from autokernel.roofline import Ceilings
 from autokernel.rules import Rule, first_reason_to_stop
 from autokernel.searching import Searching

@@ -27,8 +27,9 @@ from autokernel.errors import IntegrityError
 from autokernel.history import KernelHistory
 from autokernel.journal import Event, Journal
 from autokernel.kernelfile import with_config
+from autokernel.kerneltext import ShelvedText
 from autokernel.numbers import Numbers
-from autokernel.records import Baseline, Decision, Experiment, Outcome, PlannedOp, Proposal, ShelvedText
+from autokernel.records import Baseline, Decision, Experiment, Outcome, PlannedOp, Proposal
 from autokernel.rundir import RunDir
 from autokernel.settings import Settings
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autokernel.history import KernelHistory
-from autokernel.records import Experiment, text_digest
+from autokernel.kerneltext import text_digest
+from autokernel.records import Experiment
 
 NATIVE = ("cpp", "cuda")
 """Backends whose multi-line strings are C++: there white space is free."""

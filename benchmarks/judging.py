@@ -17,9 +17,10 @@ from autokernel.backends import require_backend
 from autokernel.errors import ConfigError
 from autokernel.judge.engine import Judge
 from autokernel.judge.forkserver import ForkServer
+from autokernel.kerneltext import text_digest
 from autokernel.loading import get_spec, starter_path
 from autokernel.machine import usable_cores
-from autokernel.records import TimedCase, text_digest
+from autokernel.records import TimedCase
 from autokernel.settings import DTYPES_OF_BACKEND, device_of
 from autokernel.sizes import sized_case
 

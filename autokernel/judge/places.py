@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autokernel.records import text_digest
+from autokernel.kerneltext import text_digest
 
 LIBRARIES, TRITON = "build", "triton"
 """In the folder of a text: what `autokernel.native` built, and Triton's cache."""

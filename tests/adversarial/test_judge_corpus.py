@@ -12,8 +12,9 @@ from autokernel.judge.forkserver import ForkServer
 from autokernel.judge.margin import KEEP_MARGIN
 from autokernel.judge.stages import STAGES
 from autokernel.judge.worker import Worker
+from autokernel.kerneltext import text_digest
 from autokernel.loading import get_spec
-from autokernel.records import TimedCase, text_digest
+from autokernel.records import TimedCase
 from tests.adversarial.corpus import base_text, entries
 from tests.adversarial.table import DOC, with_table
 

@@ -6,7 +6,7 @@ import pytest
 
 from autokernel.budget import Budget
 from autokernel.journal import Event
-from autokernel.records import text_digest
+from autokernel.kerneltext import text_digest
 from autokernel.rundir import RunDir
 from autokernel.state import replay, started_json
 from tests.unit.sample_run import SETTINGS, started

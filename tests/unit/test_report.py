@@ -11,7 +11,7 @@ from sample_run import SETTINGS, rmsnorm, softmax, summary
 from autokernel import report
 from autokernel.cli import main
 from autokernel.journal import Journal
-from autokernel.records import text_digest
+from autokernel.kerneltext import text_digest
 from autokernel.rundir import create_run
 from autokernel.state import load_state, started_json
 

@@ -15,8 +15,9 @@ from autokernel import model_worker
 from autokernel.errors import IntegrityError, LogError
 from autokernel.gitrepo import RunRepository
 from autokernel.journal import Journal, write_whole
+from autokernel.kerneltext import ShelvedText, text_digest
 from autokernel.opening import open_session
-from autokernel.records import Proposal, ShelvedText, text_digest
+from autokernel.records import Proposal
 from autokernel.roofline import Ceilings
 from autokernel.rundir import RunDir, create_run
 from autokernel.settings import Settings
