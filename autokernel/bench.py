@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import torch
+
 from autokernel import timed
 from autokernel.errors import AutokernelError, WorkerError
 from autokernel.judge import devicehealth
@@ -102,7 +104,7 @@ class Bench:
             )
         except WrongResults:
             return None  # the judge says so, too, and why
-        except AutokernelError as error:
+        except (AutokernelError, MemoryError, torch.OutOfMemoryError) as error:
             log.warning("the search for the best configuration failed (%s); the kernel is judged as it is", error)
             self._end_tuner()
             return None

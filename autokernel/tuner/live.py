@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import random
 import secrets
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 from autokernel.judge import places
@@ -45,7 +46,7 @@ FAULTS = {Verdict.FAIL: Status.WRONG, Verdict.TAMPER: Status.WRONG, Verdict.TIME
 class LiveProvider(Provider):
     """Trials of `space`'s configurations of a kernel text, on the calls in `timed`; close it at the end.
 
-    `folder` is where `compiler` leaves what it compiles. One forward's worth of calls is one latency.
+    `folder` is where `compiler` leaves what it compiles, and holds nothing else. One forward's worth of calls is one latency.
     """
 
     def __init__(
@@ -112,8 +113,11 @@ class LiveProvider(Provider):
         return {point: tuple(self._usual_us[point, index] for index in range(len(self._timed))) for point in timed}
 
     def close(self) -> None:
-        """End the child."""
+        """End the child, and what is still compiled; the files go, too."""
         self._end_child()
+        wait([compiling for compiling in self._compiling.values() if not compiling.cancel()])
+        for path in self._folder.iterdir():
+            shutil.rmtree(path, ignore_errors=True)
 
     # -- parts
 
@@ -127,6 +131,9 @@ class LiveProvider(Provider):
 
     def _written(self, point: Point) -> str:
         return with_config(self._text, self._space.config_at(point))
+
+    def _place(self, point: Point) -> Path:
+        return places.of_text(self._folder, self._written(point))
 
     def _measure(self, point: Point) -> Trial:
         compiled = self._compiled(point)
@@ -179,7 +186,7 @@ class LiveProvider(Provider):
 
     def _switched(self, point: Point) -> Worker:
         """The child, with a configuration's kernel in place. Raises: Rejected."""
-        path = places.of_text(self._folder, self._written(point)) / "kernel.py"
+        path = self._place(point) / "kernel.py"
         if self._child is not None:
             self._child.switch(path)
             return self._child

@@ -55,7 +55,7 @@ def tuner(tmp_path):
         yield made
 
 
-def test_every_way_to_fail_is_a_trial_and_the_fastest_that_is_right_wins(tuner):
+def test_every_way_to_fail_is_a_trial_and_the_fastest_that_is_right_wins(tuner, tmp_path):
     told = []
     tuning = tuner.tune(TEXT, Budget(), search="exhaustive", told=told.append)
     found = {tuple(tuning.space.config_at(trial.point).values()): trial for trial in tuning.outcome.trials}
@@ -75,6 +75,7 @@ def test_every_way_to_fail_is_a_trial_and_the_fastest_that_is_right_wins(tuner):
     assert tuning.numbers.config == {"WAIT": 0, "BUG": 0}
     assert {trial.point for trial in told} == {trial.point for trial in tuning.outcome.trials}
     assert "WAIT" in tuning.words
+    assert not [path for path in (tmp_path / "tuning").iterdir() if path.is_dir()]  # a night has thousands
 
 
 def test_a_kernel_that_is_wrong_as_it_is_ends_the_search(tuner):
