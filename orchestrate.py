@@ -96,12 +96,10 @@ def optimize(session: Session, planned: PlannedOp, rules: tuple[Rule, ...]) -> N
     history = session.start(planned)
     if history is None:  # the starter does not pass here; the session has said why
         return
-    if (proposal := session.tune_starter(history)) is not None:
-        history = experiment(session, history, proposal)
     while (reason := first_reason_to_stop(rules, history)) is None:
         if session.limit_reached():
             return  # not the op's fault: a resumed run goes on with it
-        proposal = session.propose(history)
+        proposal = session.tune_starter(history) or session.propose(history)
         if proposal is None:
             if session.limit_reached():  # the caps on money and tokens, or no time to wait for the model's server
                 return
