@@ -1,5 +1,8 @@
 """What counts as right: both tolerances, positions of NaN and infinity, and no output small enough to be zero."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -114,3 +117,21 @@ def test_the_far_tail_of_rounding_errors_may_miss_the_promise(large, count, fact
 def test_a_small_output_has_no_tail(truth):
     positive = truth.abs() + 0.5
     assert verdict(one_in(1, positive, 1.2), positive, "bf16", positive + 0.05)
+
+
+LEAN = """
+import sys, torch
+from autokernel.judge.compare import Truth, mismatch
+from autokernel.records import Tolerance
+want = torch.arange(24.0, dtype=torch.float64).reshape(2, 3, 4)
+got = want.float()
+got[1, 2, 0] = 99
+print(mismatch(got, Truth(value=want, native_error=torch.zeros_like(want)), "fp32", Tolerance(atol=1e-5, rtol=1e-5)))
+print("sympy" in sys.modules)
+"""
+
+
+def test_the_worst_element_is_named_without_loading_symbolic_mathematics():
+    said = subprocess.run([sys.executable, "-c", LEAN], capture_output=True, text=True, check=True).stdout
+    assert "worst at [1, 2, 0]: got 99, should be 20" in said
+    assert said.splitlines()[-1] == "False"
