@@ -38,8 +38,9 @@ SETTLE_S = 0.0015
 """Pause before a block: the thread pool of the child that ran before spins about this long before it sleeps."""
 
 WARM_UP_S, GPU_WARM_UP_S, KNOWN_WARM_UP_S = 0.15, 0.06, 0.04
-WALL_FACTOR, WALL_SLACK_US = 1.5, 4_000.0
-"""The judge's clock may read this much more than a CPU child's (per block) before the child counts as lying."""
+WALL_FACTOR, WALL_SLACK_US, NEIGHBOURS = 1.5, 4_000.0, 3.0
+"""The judge's clock may read this much more than a CPU child's (per block), and so many times what it reads more than
+those beside it, before the child counts as lying: on a machine that is busy with other things all are stalled."""
 
 CPU_EXCESS, LYING, ENOUGH_PAIRS, WALL_PAIRS = 1.35, 0.2, 3, 6
 """Time of a call by our clock to that claimed: up to the first factor all is well, as the inputs of a bulk are in no
@@ -145,7 +146,11 @@ class Contest:
         inputs = self._histories[name][index][number].inputs(seen)
         self._compare(name, index, inputs, None)
         claimed, wall = self._claimed_us[name], self._wall_us[name]
-        if self._workers[name].device == "cpu" and wall > WALL_FACTOR * claimed + WALL_SLACK_US * self._blocks[name]:
+        if (
+            self._workers[name].device == "cpu"
+            and wall > WALL_FACTOR * claimed + WALL_SLACK_US * self._blocks[name]
+            and wall - claimed > NEIGHBOURS * self._stalls_us(name)
+        ):
             raise Rejected(
                 Verdict.TAMPER, f"claims {claimed / 1e3:.1f} ms for calls that took {wall / 1e3:.1f} ms by our clock"
             )
@@ -158,6 +163,15 @@ class Contest:
                     Verdict.TAMPER,
                     f"claims {latency_us:.1f} us for {item.case.label}; the device needs {floor_us:.1f} us at least",
                 )
+
+    def _stalls_us(self, name: str) -> float:
+        """Most time that our clock saw and another child's did not, in us, in as many blocks as `name` had."""
+        others = [other for other in self._workers if other != name and self._blocks[other]]
+        excess_us = (
+            (self._wall_us[other] - self._claimed_us[other]) * self._blocks[name] / self._blocks[other]
+            for other in others
+        )
+        return max(excess_us, default=0.0)
 
     def hidden_us(self, name: str, beside: str) -> float:
         """Us of a round of child `name` that its clock does not tell, by our own over many calls; some outputs are

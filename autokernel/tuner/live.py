@@ -46,7 +46,8 @@ FAULTS = {Verdict.FAIL: Status.WRONG, Verdict.TAMPER: Status.WRONG, Verdict.TIME
 class LiveProvider(Provider):
     """Trials of `space`'s configurations of a kernel text, on the calls in `timed`; close it at the end.
 
-    `folder` is where `compiler` leaves what it compiles, and holds nothing else. One forward's worth of calls is one latency.
+    `folder` is where `compiler` leaves what it compiles, and holds nothing else. One forward's worth of calls is one
+    latency.
     """
 
     def __init__(
