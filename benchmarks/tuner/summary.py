@@ -114,7 +114,8 @@ def markdown(found: Mapping[str, Any]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table whose columns but the first are numbers."""
     lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
     return lines + ["| " + " | ".join(row) + " |" for row in rows]
 
@@ -131,12 +132,12 @@ def _tables(tables: Sequence[Mapping[str, Any]]) -> list[str]:
              f"{one['best_us']:.1f}", f"{one['median_us']:.1f}", default, str(one["within_5"]), str(one["within_1"]),
              f"{one['noise']:.1%}", f"{one['compile_s']:.2f}", f"{one['timing_s']:.3f}"]
         )  # fmt: skip
-    return _grid(head, rows)
+    return grid(head, rows)
 
 
 def _random(checks: Sequence[Mapping[str, Any]]) -> list[str]:
     head = ["table", "(N + 1) / (g + 1)", "expected within the budget", "mean of the runs", "standard errors apart"]
-    return _grid(
+    return grid(
         head,
         [
             [one["table"], *(f"{one[key]:.2f}" for key in ("unrestricted", "expected", "mean", "errors_apart"))]
@@ -160,10 +161,10 @@ def _arms(arms: Mapping[str, Any]) -> list[str]:
         cells += [f"{one[f'regret_{at}']:.1%}" for at in REGRETS]
         cells += [f"{one[key]:.0%}" for key in ("reached_5", "reached_1", "failures")]
         rows.append([*cells, f"{one['thinking_s']:.1f}"])
-    return _grid(head, rows)
+    return grid(head, rows)
 
 
 def _by_table(tables: Mapping[str, Mapping[str, Mapping[str, float]]], cost: str) -> list[str]:
     arms = list(dict.fromkeys(arm for entry in tables.values() for arm in entry))
     rows = [[arm, *(f"{entry[arm][cost]:.1f}" if arm in entry else "-" for entry in tables.values())] for arm in arms]
-    return _grid(["arm", *tables], rows)
+    return grid(["arm", *tables], rows)

@@ -77,6 +77,17 @@ def test_what_is_compiled_ahead_is_not_waited_for(small):
     assert session.now_s == 4.0 + 0.5  # the second began at 0 and took 4 s
 
 
+def test_only_the_rest_of_a_compilation_begun_ahead_is_waited_for(small):
+    session = Session(table=small, seed=0, until=0.0)
+    provider = TableProvider(session)
+    provider.prepare([(1,), (3,)])
+    assert session.now_s == 0.0  # it returns at once
+    provider.measure([(1,)])
+    assert session.now_s == 1.25
+    provider.digests([(3,)])
+    assert session.now_s == 4.0  # 2.75 s were left of its 4
+
+
 def test_more_compilations_than_workers_queue(recorded):
     session = Session(table=recorded, seed=0)
     points = [cell.point for cell in recorded.cells]

@@ -14,7 +14,7 @@ from autokernel.tuner.importance import importance, in_words
 from autokernel.tuner.journal import CRASHED
 from autokernel.tuner.strategies import Task, strategy_of
 from autokernel.tuner.trials import Provider, Status, Trial
-from autokernel.tuner.tuning import Budget, batch_size, tune
+from autokernel.tuner.tuning import AHEAD, Budget, batch_size, tune
 
 ATTENTION = next(landscape for landscape in LANDSCAPES if landscape.name == "attention")
 
@@ -123,7 +123,7 @@ def test_what_comes_next_is_compiled_ahead():
     # The first batch is spread over the space: what comes after it is not known yet.
     for ahead, batch in zip(provider.prepared, provider.batches[1:], strict=True):
         assert ahead[: len(batch)] == batch
-        assert len(ahead) == len(set(ahead)) == 2 * len(batch)
+        assert len(ahead) == len(set(ahead)) == len(batch) + AHEAD
 
 
 def test_batches_begin_small_and_grow_with_what_is_known():
