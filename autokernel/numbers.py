@@ -1,9 +1,10 @@
-"""Numbers by search in the loop: an edit of the structure is judged with the best configuration that a short search
-finds. Which edits, for how long, and what an earlier search gives the next; no torch.
+"""Numbers by search in the loop: which kernels are searched, for how long, what comes of it, and what an earlier search
+gives the next; no torch.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,9 @@ from autokernel.tuner.trials import Trial
 
 SHARE_OF_REST = 0.1
 """Of the run's time that is left: so much may one search take at most."""
+
+LOOKED_BACK = 40
+"""Experiments: a structure from before them is searched once more, which is cheaper than to read a night's texts."""
 
 TUNER = "tuner"
 """Who proposes the starter with better numbers."""
@@ -89,10 +93,10 @@ def has_knobs(text: str) -> bool:
 
 
 def is_new_structure(history: KernelHistory, text: str) -> bool:
-    """Whether `text` differs from all earlier kernels of the op by more than CONFIG."""
-    skeleton = _skeleton(text)
-    earlier = [history.incumbent, history.starter, *(each.proposal.kernel_py for each in history.experiments)]
-    return skeleton not in {_skeleton(kernel) for kernel in earlier if kernel is not None}
+    """Whether `text` differs by more than CONFIG from the starter, the incumbent and the op's newest experiments."""
+    newest = (each.proposal.kernel_py for each in history.experiments[-LOOKED_BACK:])
+    earlier = (history.incumbent, history.starter, *newest)
+    return _skeleton(text) not in {_skeleton(kernel) for kernel in earlier if kernel is not None}
 
 
 def parents_trials(run_dir: RunDir, history: KernelHistory, text: str) -> list[Trial]:
@@ -120,6 +124,7 @@ def _moved(trial: Trial, theirs: Space, ours: Space) -> Trial | None:
     return None if point is None else replace(trial, point=ours.canonical(point), digest=None)
 
 
+@functools.lru_cache(maxsize=2 * LOOKED_BACK)
 def _skeleton(text: str) -> str:
     try:
         return structure(with_config(text, {}) if parse_kernel(text).config else text)
