@@ -21,6 +21,8 @@ from autokernel.race import race
 from autokernel.records import Interval
 from autokernel.replace import Replacement
 
+pytestmark = pytest.mark.alone
+
 # A norm large enough that fusing it is a sure gain, and a softmax whose kernel will be slow on purpose.
 MODEL = """
 import torch
@@ -41,8 +43,6 @@ def get_inputs():
 
 SLOW_SOFTMAX = """
 import time, torch
-
-pytestmark = pytest.mark.alone
 KERNEL_TYPE = "softmax"
 BACKEND = "cpp"
 def kernel_fn(x, dim=-1):

@@ -18,6 +18,8 @@ from autokernel.tuner.kinds import Kind
 from autokernel.tuner.studies import gather
 from autokernel.tuner.trials import Status
 
+pytestmark = pytest.mark.alone
+
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton")
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 
@@ -188,8 +190,6 @@ def test_native_digest_follows_the_compilers_output(rows_on_hopper):
 CUDA = '''
 import torch
 from autokernel.native import build
-
-pytestmark = pytest.mark.alone
 KERNEL_TYPE = "softmax"
 BACKEND = "cuda"
 TUNABLES = {"THREADS": [128, 256], "VECTOR": [1, 2]}
