@@ -194,7 +194,15 @@ def test_no_wait_beyond_the_end_of_the_run(scene):
         here.propose()
 
 
-@pytest.mark.alone  # workers beside one another do not get the signal
+@pytest.fixture
+def interruptible():
+    """Ctrl-C as a terminal's program gets it: one that was started in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_waiting_at_once(scene):
     here = scene([failing(429, headers={"retry-after": "600"})])
     timer = threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
