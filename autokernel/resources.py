@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from autokernel import gpus
-from autokernel.gpus import Gpu
+from autokernel.gpus import Gpu, Limits
 from autokernel.records import KernelResources
 from autokernel.tuner import occupancy
 
@@ -131,11 +131,12 @@ def of_amd_assembly(text: str) -> tuple[int | None, int | None]:
 
 
 def with_occupancy(resources: KernelResources, gpu: Gpu) -> KernelResources:
-    """`resources` with the blocks that fit on one multiprocessor and the share of its threads that they are.
+    """`resources` with the blocks that fit on one multiprocessor and the share of its threads that they are."""
+    return within(resources, gpus.limits(gpu.arch))
 
-    Only where the architecture's limits and all numbers are known; otherwise as they were.
-    """
-    limits = gpus.limits(gpu.arch)
+
+def within(resources: KernelResources, limits: Limits | None) -> KernelResources:
+    """`with_occupancy` by an architecture's limits; as they were where these or a number are not known."""
     registers, shared, threads = resources.registers, resources.shared_bytes, resources.threads
     if limits is None or not registers or not threads or shared is None:
         return resources

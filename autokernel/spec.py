@@ -141,6 +141,12 @@ def place(values: Tensor, meta: TensorMeta, device: str) -> Tensor:
     return out.expand(meta.shape) if list(meta.shape) != base_shape else out
 
 
+def unfilled(meta: TensorMeta, device: str = "cpu") -> Tensor:
+    """A tensor of `meta`'s shape, dtype and strides with whatever is in memory: on a CPU no page of it is touched."""
+    stride = meta.stride or contiguous_stride(meta.shape)
+    return torch.empty_strided(meta.shape, stride, dtype=DTYPES[meta.dtype], device=device)
+
+
 def contiguous_stride(shape: Iterable[int]) -> tuple[int, ...]:
     """Row-major strides in elements, as PyTorch counts them (a size of 0 counts as 1)."""
     strides: list[int] = []

@@ -26,7 +26,8 @@ from autokernel.judge.recorder import OpRecorder
 from autokernel.judge.refresh import private_copy
 from autokernel.judge.sandbox import Policy
 from autokernel.judge.stopwatch import DeviceStopwatch, HostStopwatch, Kernel
-from autokernel.spec import DTYPE_NAMES, DTYPES, contiguous_stride
+from autokernel.records import TensorMeta
+from autokernel.spec import DTYPE_NAMES, unfilled
 
 MAX_REASON_CHARS = 4000
 
@@ -181,8 +182,7 @@ class _Session:
         """An argument that is no tensor, or a tensor as described, of zeros on a GPU and of anything elsewhere."""
         if not isinstance(value, dict):
             return tuple(value) if isinstance(value, list) else value
-        stride = value["stride"] or contiguous_stride(value["shape"])
-        blank = torch.empty_strided(value["shape"], stride, dtype=DTYPES[value["dtype"]], device=self._device)
+        blank = unfilled(TensorMeta(**value), self._device)
         return blank if self._device == "cpu" else blank.zero_()
 
     def _prepare(self, message: dict[str, Any]) -> None:

@@ -99,15 +99,10 @@ _COMMANDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"compile": _
 
 
 def unfilled(case: Case) -> Inputs:
-    """Arguments of a call with whatever is in memory: a compiler does not look, and no page of it is touched."""
-    import torch
+    """Arguments of a call with whatever is in memory: a compiler does not look."""
+    from autokernel import spec
 
-    from autokernel.spec import DTYPES, contiguous_stride
-
-    tensors = {
-        name: torch.empty_strided(meta.shape, meta.stride or contiguous_stride(meta.shape), dtype=DTYPES[meta.dtype])
-        for name, meta in case.tensors.items()
-    }
+    tensors = {name: spec.unfilled(meta) for name, meta in case.tensors.items()}
     scalars = {name: tuple(value) if isinstance(value, list) else value for name, value in case.scalars.items()}
     return {**tensors, **scalars}
 
@@ -185,7 +180,7 @@ def _compile_native(path: Path, cases: Sequence[Case], target: Target, backend: 
 
     arch = f"sm_{target.arch}"
     if backend == "cuda":
-        os.environ[native.ARCH_VARIABLE] = f"{target.arch}a" if target.arch >= 90 else str(target.arch)
+        os.environ[native.ARCH_VARIABLE] = target.cuda_arch
     native.build = build  # type: ignore[assignment]
     kernel_fn = load_file(path, "autokernel_candidate").kernel_fn
     called = True

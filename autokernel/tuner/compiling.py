@@ -13,22 +13,20 @@ import shutil
 import signal
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from autokernel import gpus
+from autokernel import gpus, resources
 from autokernel.errors import ConfigError, WorkerError
 from autokernel.judge import places, wire
 from autokernel.judge.forkserver import ForkServer
 from autokernel.kernelfile import parse_kernel
 from autokernel.records import Case, KernelResources
 from autokernel.target import KNOWN_TARGETS, Target
-from autokernel.tuner import occupancy
 from autokernel.tuner.kinds import Launch, Work
 from autokernel.tuner.trials import Status
 
@@ -87,7 +85,6 @@ class Compiler:
         self._temporary = tempfile.TemporaryDirectory(prefix="autokernel-compile-") if builds is None else None
         self._builds = Path(self._temporary.name) if self._temporary else Path(builds or "")
         self._server = ForkServer("cpu", sandbox=sandbox, builds=self._builds, body=BODY)
-        self._lock = threading.Lock()  # of the server's socket
         self._processes = processes or len(os.sched_getaffinity(0))
         self._pool = ThreadPoolExecutor(self._processes, thread_name_prefix="compile")
 
@@ -163,7 +160,7 @@ class Compiler:
             error = str(answer.get("reason", "no reason given"))[:MAX_ERROR_CHARS]
             return Compiled(text=text, status=status, compile_s=compile_s, error=error)
         limits = gpus.limits(self.arch)
-        kernels = tuple(_with_occupancy(kernel, limits) for kernel in _resources(answer.get("kernels")))
+        kernels = tuple(resources.within(kernel, limits) for kernel in _resources(answer.get("kernels")))
         ttir, digest = answer.get("ttir"), answer.get("digest")
         unlaunchable = next(filter(None, (_refused(kernel, self.target) for kernel in kernels)), "")
         return Compiled(
@@ -178,8 +175,7 @@ class Compiler:
 
     def _ask(self, request: dict[str, Any], scratch: Path, deadline_s: float) -> tuple[dict[str, Any], float]:
         """A child's answer, or one in its place that says how it failed, and its seconds. Raises: WorkerError."""
-        with self._lock:
-            pid, sock = self._server.spawn(scratch)
+        pid, sock = self._server.spawn(scratch)
         start = time.perf_counter()
         ended = ""
         try:
@@ -207,8 +203,7 @@ class Compiler:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 kill(pid, signal.SIGKILL)
         sock.close()
-        with self._lock:
-            return self._server.reap(pid)
+        return self._server.reap(pid)
 
 
 def _hunger(kernel: KernelResources) -> tuple[int, int, int]:
@@ -253,13 +248,6 @@ def _resources(said: object) -> list[KernelResources]:
         }
         kernels.append(KernelResources(kernel=str(row.get("kernel"))[:200], **numbers))
     return kernels
-
-
-def _with_occupancy(kernel: KernelResources, limits: gpus.Limits | None) -> KernelResources:
-    if limits is None or not kernel.registers or not kernel.threads or kernel.shared_bytes is None:
-        return kernel
-    fit = occupancy.fit(limits, registers=kernel.registers, shared_bytes=kernel.shared_bytes, threads=kernel.threads)
-    return replace(kernel, blocks_per_sm=fit.blocks, occupancy=fit.occupancy)
 
 
 def _refused(kernel: KernelResources, target: Target) -> str:

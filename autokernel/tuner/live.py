@@ -96,6 +96,7 @@ class LiveProvider(Provider):
 
     def confirm(self, points: Sequence[Point]) -> list[list[float]]:
         """See `Provider`; a point that fails now has infinite latencies."""
+        self._begin(points)  # another process may have measured some, and left nothing
         rounds: list[list[float]] = [[] for _ in points]
         order, rng = list(range(len(points))), random.Random(secrets.randbits(64))
         for _ in range(ROUNDS):
@@ -125,16 +126,14 @@ class LiveProvider(Provider):
     def _begin(self, points: Sequence[Point]) -> None:
         for point in points:
             if point not in self._compiling:
-                self._compiling[point] = self._compiler.start(self._written(point))
+                text = with_config(self._text, self._space.config_at(point))
+                self._compiling[point] = self._compiler.start(text)
 
     def _compiled(self, point: Point) -> Compiled:
         return self._compiling[point].result()
 
-    def _written(self, point: Point) -> str:
-        return with_config(self._text, self._space.config_at(point))
-
     def _place(self, point: Point) -> Path:
-        return places.of_text(self._folder, self._written(point))
+        return places.of_text(self._folder, self._compiled(point).text)
 
     def _measure(self, point: Point) -> Trial:
         compiled = self._compiled(point)
