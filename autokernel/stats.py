@@ -13,19 +13,30 @@ MIN_BLOCKS = 6  # the fewest pairs whose extremes bracket the median with 95 % c
 
 
 def ratio_interval(numerator_us: Sequence[float], denominator_us: Sequence[float]) -> Interval:
-    """Median of the paired ratios with a 95 % interval from order statistics.
+    """`median_interval` of the paired ratios.
 
-    The k-th smallest and k-th largest of n ratios bracket the true median with probability 1 - 2 P(Bin(n, 1/2) < k),
-    whatever the distribution (the sign test turned round), so that no normality and no resampling seed is needed.
     Pairs should be blocks long enough to be independent of each other; consecutive single calls are not.
 
     Raises: ValueError for unequal lengths or fewer than `MIN_BLOCKS` pairs.
     """
     if len(numerator_us) != len(denominator_us) or len(numerator_us) < MIN_BLOCKS:
         raise ValueError(f"need {MIN_BLOCKS} or more pairs, got {len(numerator_us)} and {len(denominator_us)}")
-    ratios = sorted(a / b for a, b in zip(numerator_us, denominator_us, strict=True))
-    rank = _interval_rank(len(ratios))
-    return Interval(low=ratios[rank - 1], estimate=statistics.median(ratios), high=ratios[-rank])
+    return median_interval([a / b for a, b in zip(numerator_us, denominator_us, strict=True)])
+
+
+def median_interval(values: Sequence[float]) -> Interval:
+    """Their median with a 95 % interval from order statistics.
+
+    The k-th smallest and k-th largest of n values bracket the true median with probability 1 - 2 P(Bin(n, 1/2) < k),
+    whatever the distribution (the sign test turned round), so that no normality and no resampling seed is needed.
+
+    Raises: ValueError for fewer than `MIN_BLOCKS` values.
+    """
+    if len(values) < MIN_BLOCKS:
+        raise ValueError(f"need {MIN_BLOCKS} or more values, got {len(values)}")
+    ordered = sorted(values)
+    rank = _interval_rank(len(ordered))
+    return Interval(low=ordered[rank - 1], estimate=statistics.median(ordered), high=ordered[-rank])
 
 
 def pooled_interval(

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from itertools import chain
 
 from autokernel.judge.children import EarlyChild, close_all
-from autokernel.judge.contest import Contest
+from autokernel.judge.contest import LYING, Contest
+from autokernel.judge.rejected import Rejected
 from autokernel.judge.worker import Worker
-from autokernel.records import Clocks, TimedCase, Timing
+from autokernel.records import Clocks, TimedCase, Timing, Verdict
 from autokernel.spec import KernelSpec
-from autokernel.stats import MIN_BLOCKS, pooled_interval
+from autokernel.stats import MIN_BLOCKS, median_interval, pooled_interval
 
 CANDIDATE, INCUMBENT = "candidate", "incumbent"
 SCREEN_ROUNDS, GPU_SCREEN_ROUNDS = 6, 9
@@ -129,8 +130,33 @@ class Duel:
         close_all(chain.from_iterable(group))
 
     def timing(self, *, pair_by_pair: bool = False) -> Timing:
-        """What all rounds say so far; with `pair_by_pair`, the interval is that of the pairs' medians."""
-        return pooled(self._contests, self._hidden_us, pair_by_pair=pair_by_pair)
+        """What all rounds say so far; with `pair_by_pair`, the interval is that of the pairs' medians.
+
+        Raises: Rejected.
+        """
+        hidden_us = max(self._hidden_us, unclaimed_us(self._contests))
+        return pooled(self._contests, hidden_us, pair_by_pair=pair_by_pair)
+
+
+def unclaimed_us(contests: Sequence[Contest]) -> float:
+    """Us of a round that our clock surely saw beyond what the candidate claims, and the incumbent's not; 0 if none.
+
+    On a GPU, where the device works on while the host waits, it says nothing. Raises: Rejected where it is a good part
+    of the claim.
+    """
+    if not contests[0].on_cpu:
+        return 0.0
+    more_us = [us for contest in contests for us in contest.unclaimed_us(CANDIDATE, INCUMBENT)]
+    more, claimed_us = (
+        median_interval(more_us),
+        statistics.median(contest.latency_us(CANDIDATE) for contest in contests),
+    )
+    if more.low > LYING * claimed_us:
+        raise Rejected(
+            Verdict.TAMPER,
+            f"claims {claimed_us:.1f} us for a forward's calls, which take {more.estimate:.1f} us more by our clock",
+        )
+    return more.estimate if more.low > 0 else 0.0
 
 
 def pooled(contests: Sequence[Contest], hidden_us: float = 0.0, *, pair_by_pair: bool = False) -> Timing:

@@ -39,11 +39,12 @@ CALL_DEADLINE_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedBlock:
-    """One block of calls: each call and the untimed ones before by the child's clock, the whole by the judge's; us.
+    """One block of `calls` calls: timed ones and those before by the child's clock, the whole by the judge's; us.
 
     `idle_us` is what the child's clock itself took (flushing caches), `host_us` the host's part of each GPU call.
     """
 
+    calls: int
     calls_us: tuple[float, ...]
     warm_us: float
     host_us: tuple[float, ...]
@@ -54,6 +55,12 @@ class TimedBlock:
     def latency_us(self) -> float:
         """Median of the calls: a preempted call or two do not move it."""
         return statistics.median(self.calls_us)
+
+    @property
+    def unclaimed_us(self) -> float:
+        """Of the judge's time for a call, warm-up calls included, what the child's clock does not account for."""
+        claimed_us = self.warm_us + self.idle_us + sum(self.calls_us)
+        return (self.wall_us - claimed_us) / self.calls
 
 
 class Worker:
@@ -157,12 +164,13 @@ class Worker:
         start = time.perf_counter()
         answer = self._ask(message, deadline_s)
         wall_us = (time.perf_counter() - start) * 1e6
-        calls = len(order) - warm
+        timed = len(order) - warm
         block = self._parsed(
             lambda: TimedBlock(
-                calls_us=answers.numbers(answer, "calls_us", (calls,)),
+                calls=len(order),
+                calls_us=answers.numbers(answer, "calls_us", (timed,)),
                 warm_us=answers.number(answer, "warm_us"),
-                host_us=answers.numbers(answer, "host_us", (calls, 0)),
+                host_us=answers.numbers(answer, "host_us", (timed, 0)),
                 idle_us=answers.number(answer, "idle_us"),
                 wall_us=wall_us,
             )
