@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from autokernel.tuner import preferences
 from autokernel.tuner.costmodel import Estimate, estimate
 from autokernel.tuner.kinds import Kind
-from autokernel.tuner.roles import Role, is_left_to_kernel, role_of
+from autokernel.tuner.roles import Role, is_left_to_kernel
 from autokernel.tuner.space import Point
 from autokernel.tuner.studies import Facts, amounts_of
 
@@ -47,6 +47,7 @@ class Heuristics:
     def __init__(self, facts: Facts) -> None:
         self.facts, self.space = facts, facts.space
         self._estimates: dict[Point, tuple[Estimate, ...] | None] = {}
+        self._costs: dict[Point, float] = {}
 
     def default(self) -> Point:
         """The configuration that is thought to be the fastest; CONFIG's where nothing is known."""
@@ -56,17 +57,21 @@ class Heuristics:
         """`count` (4 to 20) configurations, or as many as fit: the default first, then ones that are both promising
         and unlike those before."""
         count = min(MOST_SEEDS, max(FEWEST_SEEDS, count))
-        pool = list(self.ranked[: 50 * count])
-        taken = [pool.pop(0)]
-        while pool and len(taken) < count:
-            nearest = {point: max(_alike(point, other) for other in taken) for point in pool}
-            best = min(pool, key=lambda point: (self.cost(point) * (1 + ALIKE * nearest[point]), point))
-            pool.remove(best)
-            taken.append(best)
+        nearest = dict.fromkeys(self.ranked[: 50 * count], 0.0)
+        taken = [self.ranked[0]]
+        while len(nearest) > 1 and len(taken) < count:
+            del nearest[taken[-1]]
+            nearest = {point: max(alike, _alike(point, taken[-1])) for point, alike in nearest.items()}
+            taken.append(min(nearest, key=lambda point: (self.cost(point) * (1 + ALIKE * nearest[point]), point)))
         return taken
 
     def cost(self, point: Point) -> float:
         """Predicted us, or another measure where no kernel could be studied; infinite where no block fits."""
+        if point not in self._costs:
+            self._costs[point] = self._cost(point)
+        return self._costs[point]
+
+    def _cost(self, point: Point) -> float:
         estimates = self.estimates(point)
         if estimates is None:
             return preferences.distance(self.facts, point) if not self.facts.studies else math.inf
@@ -130,7 +135,7 @@ class Heuristics:
             value = knob.values[point[k]]
             if self._is_free(k, point):
                 lines.append(f"{knob.name} = {value!r}: {'; '.join(self._alternatives(point, k)) or 'no other value'}")
-            elif role_of(knob) in (Role.OTHER, Role.FLAG):
+            elif facts.roles[k] in (Role.OTHER, Role.FLAG):
                 lines.append(f"{knob.name} = {value!r}: as in CONFIG; what it does is not known")
             else:
                 lines.append(f"{knob.name} = {value!r}: left to the kernel, which chooses by shape")
@@ -154,7 +159,7 @@ class Heuristics:
 
     def _is_free(self, k: int, config: Point) -> bool:
         """Whether a knob is ours to choose: flags only where a study shows what they do."""
-        role = role_of(self.space.knobs[k])
+        role = self.facts.roles[k]
         if role is Role.FLAG:
             return bool(self.facts.studies) and k in self.facts.shaping
         return role is not Role.OTHER and not is_left_to_kernel(self.space.knobs[k].values[config[k]])
@@ -171,9 +176,9 @@ class Heuristics:
 
     def _group_cost(self, point: Point) -> float:
         cost = 1.0
-        for k, knob in enumerate(self.space.knobs):
-            value = knob.values[point[k]]
-            if role_of(knob) is Role.GROUP and isinstance(value, int) and value > 0:
+        for k, role in enumerate(self.facts.roles):
+            value = self.space.knobs[k].values[point[k]]
+            if role is Role.GROUP and isinstance(value, int) and value > 0:
                 wanted = GROUPED_ROWS if self.facts.kind in (Kind.MATMUL, Kind.MIXED) else 1
                 cost *= 1 + GROUP_COST * abs(math.log2(value / wanted))
         return cost

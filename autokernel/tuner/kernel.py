@@ -28,7 +28,7 @@ from autokernel.tuner.space import Point, Space
 from autokernel.tuner.strategies import DEFAULT, Task, strategy_of
 from autokernel.tuner.studies import gather
 from autokernel.tuner.trials import Status, Trial
-from autokernel.tuner.tuning import Budget, Tuned, tune
+from autokernel.tuner.tuning import FIRST_BATCH, Budget, Tuned, tune
 
 
 class WrongResults(Exception):
@@ -153,11 +153,14 @@ class KernelTuner:
             told=heard,
         )
         with closing(provider), ThreadPoolExecutor(1) as beside:
-            ready = beside.submit(provider.get_ready)
+            first = own if journal is None or not journal.exists() else None
+            provider.prepare([] if first is None else [first])
+            ready = beside.submit(provider.get_ready, first)
             facts = gather(text, self._timed[0].case, self._compiler, self._gpu)
             heuristics = Heuristics(facts)
-            ready.result()
             seeds = [point for point in (own, *heuristics.seeds()) if point is not None]
+            provider.prepare(seeds[:FIRST_BATCH])
+            ready.result()
             features = heuristics.features if facts.studies else None
             task = Task(space=space, seed=seed, seeds=seeds, parent=parent, features=features)
             outcome = tune(space, provider, strategy_of(search, task), budget, seeds=seeds, journal_path=journal)

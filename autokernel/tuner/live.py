@@ -66,15 +66,22 @@ class LiveProvider(Provider):
         self._text, self._space, self._spec, self._timed = text, space, spec, timed
         self._server, self._compiler, self._folder, self._told = server, compiler, folder, told
         self._compiling: dict[Point, Future[Compiled]] = {}
+        self._measured: dict[Point, Trial] = {}  # before anybody asked
         self._child: Worker | None = None
         self._best_us = math.inf
         self._usual_us: dict[tuple[Point, int], float] = {}  # of a call of each case
         self._known: list[tuple[Inputs, Truth, TensorMeta]] = []
 
-    def get_ready(self) -> None:
-        """Make inputs and truths, and have a child's GPU context made: what can be done before anything is compiled."""
+    def get_ready(self, first: Point | None) -> None:
+        """Make inputs and truths, and have a child's GPU context made: what can be done before anything is compiled.
+
+        On a GPU `first`, which is being compiled, is measured as well, for whoever will ask; a CPU may be busy with
+        what this is done beside. Raises: WorkerError.
+        """
         self._server.keep_ready(1)
+        ahead = [] if first is None or self._server.device == "cpu" else [first]
         self._known = [self._case(item) for item in self._timed]
+        self._measured = {point: self._measure(point) for point in ahead}
 
     def prepare(self, points: Sequence[Point]) -> None:
         """Begin to compile; on a CPU not before they are wanted, as compilers would disturb what is timed."""
@@ -92,7 +99,7 @@ class LiveProvider(Provider):
         if self._server.device == "cpu":
             for point in points:
                 self._compiled(point)
-        return [self._measure(point) for point in points]
+        return [self._measured.pop(point, None) or self._measure(point) for point in points]
 
     def confirm(self, points: Sequence[Point]) -> list[list[float]]:
         """See `Provider`; a point that fails now has infinite latencies."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 
 from autokernel.tuner.kinds import Kind
-from autokernel.tuner.roles import Role, is_left_to_kernel, role_of
+from autokernel.tuner.roles import Role, is_left_to_kernel
 from autokernel.tuner.studies import ITEM_BYTES, WORD_BYTES, Facts
 
 ACCESS_BYTES = 16
@@ -28,8 +28,8 @@ def distance(facts: Facts, point: tuple[int, ...]) -> float:
     """How far a configuration is from the usual one: 1 and above, in factors of two weighted by role."""
     usual = {} if facts.backend == "cpp" else {**USUAL, **_of_rows(facts)}
     total = 1.0
-    for knob, index in zip(facts.space.knobs, point, strict=True):
-        value, role, config = knob.values[index], role_of(knob), facts.space.config[knob.name]
+    for knob, role, index in zip(facts.space.knobs, facts.roles, point, strict=True):
+        value, config = knob.values[index], facts.space.config[knob.name]
         if role in (Role.OTHER, Role.FLAG) or is_left_to_kernel(value) or is_left_to_kernel(config):
             continue
         wanted = usual.get(role, float(config))

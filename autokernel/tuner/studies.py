@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from autokernel import gpus
@@ -65,6 +65,11 @@ class Facts:
     shaping: tuple[int, ...]
     studies: Mapping[Point, tuple[Launch, ...]]
     failures: Mapping[Point, str]
+    roles: tuple[Role, ...] = field(init=False)
+    """Of the knobs of `space`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "roles", tuple(map(role_of, self.space.knobs)))
 
     @property
     def input_bytes(self) -> float:
@@ -82,11 +87,11 @@ class Facts:
         """`launch` with the warps and stages of `point`, if it took those of the knobs where it was studied."""
         chosen = {Role.WARPS: launch.warps, Role.STAGES: launch.stages}
         loop_stages = launch.work.loop_stages
-        for k, knob in enumerate(self.space.knobs):
-            role = role_of(knob)
+        for k, role in enumerate(self.roles):
             if role not in chosen:
                 continue
-            studied, value = knob.values[self.base[k]], knob.values[point[k]]
+            values = self.space.knobs[k].values
+            studied, value = values[self.base[k]], values[point[k]]
             assert isinstance(value, int)
             follows = launch.warps if role is Role.WARPS else launch.stages
             if role is Role.STAGES and loop_stages > 1 and loop_stages == studied:

@@ -19,7 +19,7 @@ from autokernel.tuner.proposing import Candidates
 from autokernel.tuner.space import Point
 from autokernel.tuner.strategies import Pattern
 from autokernel.tuner.trials import Strategy
-from autokernel.tuner.tuning import Budget, tune
+from autokernel.tuner.tuning import FIRST_BATCH, Budget, tune
 
 OURS = "ours"
 SEEDS = 8
@@ -53,18 +53,23 @@ Make = Callable[[Session, list[Point], Features | None], Strategy]
 
 
 def _tuner(make: Make, *, seeded: bool = True, featured: bool = True, batch: int | None = None) -> Callable[..., None]:
-    """A strategy in the tuner's own loop, from the heuristics' seeds or from the kernel's CONFIG."""
+    """A strategy in the tuner's own loop, from the kernel's CONFIG and, if `seeded`, the heuristics' seeds."""
 
     def run(session: Session) -> None:
-        space = session.table.space
+        space, provider = session.table.space, TableProvider(session)
         knowing = heuristics_of(session.table) if seeded or featured else None
-        session.now_s += cost_s(knowing) if knowing else 0.0
-        seeds = knowing.seeds(SEEDS) if knowing and seeded else _config(session)
+        own = _config(session)
+        seeds = [*own, *(knowing.seeds(SEEDS) if knowing and seeded else ())]
         strategy = make(session, seeds, knowing.features if knowing and featured else None)
         with contextlib.suppress(Over):
+            if knowing:  # as `KernelTuner` does it: CONFIG is measured meanwhile
+                session.compile(own)
+                session.compile(seeds[:FIRST_BATCH], from_s=cost_s(knowing))
+                provider.measure(own)
+                session.now_s = max(session.now_s, cost_s(knowing))
             tune(
                 space,
-                TableProvider(session),
+                provider,
                 strategy,
                 Budget(evaluations=session.budget),
                 seeds=seeds,

@@ -65,12 +65,12 @@ class Session:
         self._read: dict[Point, float | None] = {}
         self._reached = False
 
-    def compile(self, points: Sequence[Point]) -> None:
-        """Begin to compile what is not begun yet."""
+    def compile(self, points: Sequence[Point], *, from_s: float = 0.0) -> None:
+        """Begin to compile what is not begun yet, now or at a later `from_s` of the clock."""
         for point in points:
             if point in self._compiled or point not in self.cells:
                 continue
-            begin = max(self.now_s, heapq.heappop(self._free))
+            begin = max(self.now_s, from_s, heapq.heappop(self._free))
             self._compiled[point] = begin + self.cells[point].compile_s
             heapq.heappush(self._free, self._compiled[point])
 

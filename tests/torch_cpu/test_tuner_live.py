@@ -1,6 +1,9 @@
 """Configurations measured on this machine, by real compilers and confined children; and the command on top of it."""
 
 import json
+import math
+import statistics
+from contextlib import closing
 
 import pytest
 
@@ -13,7 +16,11 @@ from autokernel.kernelfile import parse_kernel
 from autokernel.loading import get_spec, starter_path
 from autokernel.records import TimedCase
 from autokernel.sizes import sized_case
+from autokernel.target import Target
+from autokernel.tuner.compiling import Compiler
 from autokernel.tuner.kernel import KernelTuner, WrongResults
+from autokernel.tuner.live import ROUNDS, LiveProvider
+from autokernel.tuner.space import Space
 from autokernel.tuner.trials import Status
 from autokernel.tuner.tuning import Budget
 from tests.loop.conftest import HONEST
@@ -81,6 +88,23 @@ def test_every_way_to_fail_is_a_trial_and_the_fastest_that_is_right_wins(tuner, 
 def test_a_kernel_that_is_wrong_as_it_is_ends_the_search(tuner):
     with pytest.raises(WrongResults):
         tuner.tune(TEXT.replace('"BUG": 0}', '"BUG": 1}'), Budget(), right_only=True)
+
+
+def test_what_another_process_measured_is_compiled_before_it_is_compared(tmp_path):
+    space = Space.read(TEXT)
+    slow, fast = (space.locate({"WAIT": wait, "BUG": 0}) for wait in (20000, 0))
+    spec, case = get_spec("rmsnorm"), TimedCase(case=sized_case("rmsnorm", (64, 256)), calls=1)
+    with (
+        ForkServer("cpu", builds=tmp_path) as server,
+        Compiler([case.case], Target(), builds=tmp_path / "tuning") as compiler,
+        closing(
+            LiveProvider(TEXT, space, spec, [case], server=server, compiler=compiler, folder=tmp_path / "tuning")
+        ) as provider,
+    ):
+        provider.get_ready(None)
+        of_slow, of_fast = provider.confirm([slow, fast])
+    assert len(of_slow) == len(of_fast) == ROUNDS
+    assert statistics.median(of_fast) < statistics.median(of_slow) < math.inf
 
 
 def test_launchers_pass_from_folder_to_folder_inside_the_sandbox(tmp_path):

@@ -13,6 +13,7 @@ import pytest
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "tuner"
 sys.path.insert(0, str(FOLDER))
 
+from arms import ARMS, OURS  # noqa: E402
 from scoring import (  # noqa: E402
     expected_random,
     good_cells,
@@ -21,6 +22,7 @@ from scoring import (  # noqa: E402
     ratio_of,
     score,
 )
+from seeding import cost_s, heuristics_of  # noqa: E402
 from simulated import CURVE, WORKERS, Over, Session, TableProvider  # noqa: E402
 from tables import TABLES, Cell, read_table, table_path, write_table  # noqa: E402
 
@@ -86,6 +88,13 @@ def test_only_the_rest_of_a_compilation_begun_ahead_is_waited_for(small):
     assert session.now_s == 1.25
     provider.digests([(3,)])
     assert session.now_s == 4.0  # 2.75 s were left of its 4
+
+
+def test_what_is_to_be_compiled_later_begins_then(small):
+    session = Session(table=small, seed=0, until=0.0)
+    session.compile([(1,)], from_s=2.0)
+    session.measure([(1,)])
+    assert session.now_s == 2.0 + 1.0 + 0.25
 
 
 def test_more_compilations_than_workers_queue(recorded):
@@ -199,6 +208,16 @@ def test_ratio_of_equal_arms_has_one_in_its_interval():
 def test_halves_follow_the_kernel_file(recorded):
     assert half_of(recorded) == half_of(replace(recorded, name="another", dtype="fp16"))
     assert {half_of(replace(recorded, kernel=f"{name}.py")) for name in "abcdefgh"} == {"dev", "test"}
+
+
+def test_ours_measures_config_while_the_heuristics_are_at_work(recorded):
+    session = Session(table=recorded, seed=1, budget=8, until=0.0)
+    ARMS[OURS].run(session)
+    own = session.cells[recorded.space.locate(recorded.default)]
+    first, second = session.steps[:2]
+    assert (first.cell, first.at_s) == (own, own.compile_s + own.timing_s)  # not later for the heuristics' sake
+    assert second.at_s >= cost_s(heuristics_of(recorded)) + second.cell.timing_s
+    assert len({step.cell.point for step in session.steps}) == 8
 
 
 @pytest.mark.parametrize("name", ["random", "pattern", "lfbo"])
