@@ -99,7 +99,7 @@ class LiveProvider(Provider):
         if self._server.device == "cpu":
             for point in points:
                 self._compiled(point)
-        return [self._measured.pop(point, None) or self._measure(point) for point in points]
+        return [self._measured.pop(p) if p in self._measured else self._measure(p) for p in points]
 
     def confirm(self, points: Sequence[Point]) -> list[list[float]]:
         """See `Provider`; a point that fails now has infinite latencies."""

@@ -22,7 +22,7 @@ pytestmark = [
 @pytest.mark.parametrize(("op", "shape"), [("softmax", (2048, 4096)), ("matmul", (1024, 1024, 1024))])
 def test_starter_is_tuned_from_its_own_config(op, shape, tmp_path):
     text, told = starter_path(op, "triton").read_text(), []
-    case = TimedCase(case=sized_case(op, shape, dtype="bf16"), calls=1)
+    case = TimedCase(case=sized_case(op, shape).with_dtype("bf16"), calls=1)
     with tuner_for(get_spec(op), [case], "triton") as tuner:
         tuning = tuner.tune(text, Budget(evaluations=8), told=told.append, journal=tmp_path / "trials.jsonl")
         again = tuner.tune(text, Budget(evaluations=8), journal=tmp_path / "trials.jsonl")
