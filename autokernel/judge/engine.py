@@ -46,8 +46,9 @@ log = logging.getLogger(__name__)
 SCREEN_BELOW = 0.97
 """After smoke, a candidate whose speedup's upper bound is under this is plainly slower."""
 
-SURELY_BELOW = 0.8
-"""Under this one pair of processes is enough to say so: memory that lies badly does not cost that much."""
+SURELY_BELOW, STEADY = 0.8, 0.8
+"""Under the first one pair of processes is enough to say so: memory that lies badly does not cost that much. Its interval
+must be no wider than the second, low to high: wider ones are of a machine that is busy with something else."""
 
 
 class Judge:
@@ -242,7 +243,8 @@ class Judge:
         contests = [contest_of(self.spec, self.timed, worker, rival.ready())]
         contests[0].run(rounds)
         rival.kill()
-        if SURELY_BELOW <= pooled(contests).speedup.high < SCREEN_BELOW:
+        speedup = pooled(contests).speedup
+        if speedup.high < SCREEN_BELOW and (speedup.high >= SURELY_BELOW or speedup.low < STEADY * speedup.high):
             with self._start(kernel_py) as ours, self._start(incumbent) as theirs:
                 ours.load()
                 theirs.load()

@@ -18,8 +18,6 @@ from autokernel.records import TimedCase
 from tests.adversarial.corpus import base_text, entries
 from tests.adversarial.table import DOC, with_table
 
-pytestmark = pytest.mark.alone
-
 WRONG, RIGHT = entries("wrong"), entries("right")
 DEADLINE_S = 3.0
 """Instead of the judge's own, for kernels that never answer."""
@@ -27,6 +25,15 @@ DEADLINE_S = 3.0
 
 def name_of(entry):
     return entry.path.stem
+
+
+def is_timed(entry):
+    return entry.stage in ("timing", "screening")
+
+
+def parameters(entries):
+    """One for each; those that are timed beside an incumbent run alone."""
+    return [pytest.param(each, id=name_of(each), marks=[pytest.mark.alone] * is_timed(each)) for each in entries]
 
 
 class Judges:
@@ -64,11 +71,11 @@ def judges(tmp_path_factory):
         yield Judges(server, tmp_path_factory.mktemp("builds"))
 
 
-@pytest.mark.parametrize("entry", WRONG, ids=name_of)
+@pytest.mark.parametrize("entry", parameters(WRONG))
 def test_wrong_kernel_is_caught_where_it_says(judges, entry, monkeypatch):
     if entry.verdict == "TIMEOUT":
         monkeypatch.setitem(Worker.run.__kwdefaults__, "deadline_s", DEADLINE_S)
-    incumbent = base_text(entry.base) if entry.stage in ("timing", "screening") else None
+    incumbent = base_text(entry.base) if is_timed(entry) else None
     outcome = judges.evaluate(entry, incumbent)
     if entry.or_no_gain and outcome.verdict in ("PASS", "SCREENED"):
         assert not outcome.timing.speedup.low > 1 + KEEP_MARGIN
@@ -78,7 +85,7 @@ def test_wrong_kernel_is_caught_where_it_says(judges, entry, monkeypatch):
     assert outcome.timing is None or outcome.verdict == "SCREENED"
 
 
-@pytest.mark.parametrize("entry", RIGHT, ids=name_of)
+@pytest.mark.parametrize("entry", parameters(RIGHT))
 def test_right_kernel_passes(judges, entry):
     outcome = judges.evaluate(entry)
     assert outcome.verdict == "PASS", outcome.reason
