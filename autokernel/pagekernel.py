@@ -18,7 +18,7 @@ from autokernel.roofline import Ceilings
 KEYS = {
     Shape.KEPT: ("\N{BLACK CIRCLE}", "kept"),
     Shape.REJECTED: ("\N{MULTIPLICATION X}", "rejected"),
-    Shape.UNTIMED: ("\N{BLACK UP-POINTING TRIANGLE}", "not timed (wrong, crashed, timed out)"),
+    Shape.UNTIMED: ("\N{BLACK UP-POINTING TRIANGLE}", "failed"),
     Shape.SUSPICIOUS: ("\N{WHITE DIAMOND}", "suspicious"),
     Shape.REFERENCE: ("\N{BLACK SQUARE}", "starter"),
     Shape.BASELINE: ("\N{WHITE SQUARE}", "PyTorch"),

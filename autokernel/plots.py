@@ -21,6 +21,9 @@ LABEL = 14.0
 LOG_FROM = 4.0
 """An axis whose values span at least this factor is logarithmic."""
 
+UNTIMED_Y = HEIGHT - BOTTOM - 7
+"""Where a mark without a latency stands: on the axis, clear of its numbers."""
+
 SIDE_BY_SIDE = 6
 """Numbers that fit under a logarithmic axis."""
 
@@ -114,7 +117,7 @@ def progress_plot(marks: Sequence[Mark], start_us: float, levels: Sequence[Level
     parts = [_grid(ys, "us"), *(_number(xs, x) for x in xs.ticks() if x == int(x))]
     parts += _levels(ys, levels)
     parts += [_incumbent(marks, start_us, xs, ys)]
-    parts += [_mark(xs.at(mark.x), HEIGHT - BOTTOM if mark.y is None else ys.at(mark.y), mark) for mark in marks]
+    parts += [_mark(xs.at(mark.x), UNTIMED_Y if mark.y is None else ys.at(mark.y), mark) for mark in marks]
     parts += [_text("experiment on this op (0: starter)", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, "middle")]
     return _svg(title, HEIGHT, *parts)
 

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import re
+import sys
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -224,7 +225,8 @@ def test_a_run_without_any_op_has_a_page(tmp_path):
 def test_report_command_writes_the_page_and_says_where(tmp_path, monkeypatch, capsys):
     run = write_run(tmp_path, settings=replace(SETTINGS, model="/opt/secret-folder/llama.py:build"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    for module in ("matplotlib", "matplotlib.backends.backend_agg"):  # another test may have imported it
+        monkeypatch.setitem(sys.modules, module, None)
     for arguments, path in ([], run.page_path), (["--out", "page.html"], tmp_path / "page.html"):
         with pytest.raises(SystemExit) as caught:
             main(["report", "--html", *arguments])
