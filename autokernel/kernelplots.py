@@ -32,7 +32,7 @@ def progress_marks(found: Sequence[Entry]) -> list[Mark]:
 def summary_of(entry: Entry) -> str:
     """An experiment in one line: `#3 PASS REVERT, 380.3 us, 0.967x [0.965, 0.970]: hypothesis`."""
     experiment = entry.experiment
-    latency = "" if experiment.latency_us is None else f", {time_text(experiment.latency_us)}"
+    latency = "" if experiment.latency_us is None else f", {experiment.latency_us:.1f} us"
     speedup = "" if entry.speedup is None else f", {entry.speedup}"
     verdict = f"{experiment.outcome.verdict} {experiment.decision}"
     return f"#{experiment.number} {verdict}{latency}{speedup}: {entry.hypothesis}"
