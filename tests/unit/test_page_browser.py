@@ -58,15 +58,16 @@ def chromium(playwright):
 
 
 @pytest.fixture(scope="module")
-def browser():
+def tab():
+    """One tab for all tests: to begin another takes longer than most of them."""
     with sync_api.sync_playwright() as playwright:
         path = chromium(playwright)
         if path is None:
             pytest.skip(f"no Chromium was found: {HOW}")
         # Chromium's own sandbox does not run as root, as in a container. The page is ours.
-        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        arguments = ["--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
         browser = playwright.chromium.launch(executable_path=path, args=arguments)
-        yield browser
+        yield browser.new_page()
         browser.close()
 
 
@@ -94,19 +95,26 @@ def files(tmp_path_factory):
 
 
 @contextmanager
-def opened(browser, path, viewport=DESKTOP, scheme="light"):
+def opened(tab, path, viewport=DESKTOP, scheme="light"):
     """The page, which in the end has complained of nothing and asked for nothing but its own file."""
-    context = browser.new_context(viewport=viewport, color_scheme=scheme)
-    page = context.new_page()
     complaints, requests = [], []
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda request: requests.append(request.url))
-    page.goto(path.as_uri())
+    listeners = {
+        "console": lambda message: complaints.append(message.text),
+        "pageerror": lambda error: complaints.append(str(error)),
+        "dialog": lambda dialog: complaints.append(dialog.message),
+        "request": lambda request: requests.append(request.url),
+    }
+    tab.goto("about:blank")
+    tab.set_viewport_size(viewport)
+    tab.emulate_media(color_scheme=scheme, media="screen")
+    for event, listener in listeners.items():
+        tab.on(event, listener)
     try:
-        yield page
+        tab.goto(path.as_uri())
+        yield tab
     finally:
-        context.close()
+        for event, listener in listeners.items():
+            tab.remove_listener(event, listener)
     assert complaints == []
     assert requests == [path.as_uri()]
 
@@ -117,15 +125,15 @@ def open_details(page):
 
 @pytest.mark.parametrize("name", ["full", "empty"])
 @pytest.mark.parametrize("viewport", [PHONE, DESKTOP])
-def test_no_page_is_wider_than_its_screen(browser, files, name, viewport):
-    with opened(browser, files / f"{name}.html", viewport) as page:
+def test_no_page_is_wider_than_its_screen(tab, files, name, viewport):
+    with opened(tab, files / f"{name}.html", viewport) as page:
         open_details(page)
         assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
 
 
 @pytest.mark.parametrize("viewport", [PHONE, DESKTOP])
-def test_plots_are_seen_and_their_text_is_legible_and_within(browser, files, viewport):
-    with opened(browser, files / "full.html", viewport) as page:
+def test_plots_are_seen_and_their_text_is_legible_and_within(tab, files, viewport):
+    with opened(tab, files / "full.html", viewport) as page:
         plots = page.evaluate(
             """() => [...document.querySelectorAll("svg.plot")].map((svg) => {
               const frame = svg.getBoundingClientRect();
@@ -144,18 +152,18 @@ def test_plots_are_seen_and_their_text_is_legible_and_within(browser, files, vie
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_all_text_has_contrast(browser, files, scheme):
-    with opened(browser, files / "full.html", scheme=scheme) as page:
+def test_all_text_has_contrast(tab, files, scheme):
+    with opened(tab, files / "full.html", scheme=scheme) as page:
         open_details(page)
         found = page.evaluate(CONTRASTS)
         assert len(found) > 100
         assert [each for each in found if each["contrast"] < 4.5] == []
 
 
-def test_dark_is_dark(browser, files):
+def test_dark_is_dark(tab, files):
     grounds = {}
     for scheme in ("light", "dark"):
-        with opened(browser, files / "full.html", scheme=scheme) as page:
+        with opened(tab, files / "full.html", scheme=scheme) as page:
             grounds[scheme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert grounds == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}
 
@@ -173,9 +181,9 @@ def column(page, label, title):
     return cells, found.locator("th").nth(index).get_attribute("aria-sort")
 
 
-def test_a_click_sorts_by_numbers_and_what_is_unknown_stays_last(browser, files):
+def test_a_click_sorts_by_numbers_and_what_is_unknown_stays_last(tab, files):
     label, title = "Table of all experiments", "Latency, us"
-    with opened(browser, files / "full.html") as page:
+    with opened(tab, files / "full.html") as page:
         button = table(page, label).get_by_role("button", name=title)
         button.click()
         cells, order = column(page, label, title)
@@ -193,9 +201,9 @@ def test_a_click_sorts_by_numbers_and_what_is_unknown_stays_last(browser, files)
 
 
 @pytest.mark.parametrize("key", ["Enter", "Space"])
-def test_the_keyboard_sorts_by_words(browser, files, key):
+def test_the_keyboard_sorts_by_words(tab, files, key):
     label = "Table of all kernels"
-    with opened(browser, files / "full.html") as page:
+    with opened(tab, files / "full.html") as page:
         table(page, label).get_by_role("button", name="Op").focus()
         page.keyboard.press(key)
         assert column(page, label, "Op") == (["matmul", "rmsnorm", "softmax"], "ascending")
@@ -203,8 +211,8 @@ def test_the_keyboard_sorts_by_words(browser, files, key):
         assert column(page, label, "Op") == (["softmax", "rmsnorm", "matmul"], "descending")
 
 
-def test_the_keyboard_opens_a_diff(browser, files):
-    with opened(browser, files / "full.html", PHONE) as page:
+def test_the_keyboard_opens_a_diff(tab, files):
+    with opened(tab, files / "full.html", PHONE) as page:
         details = page.locator("#kernel-rmsnorm details").first
         diff = details.get_by_role("region")
         assert not diff.is_visible()
@@ -218,9 +226,9 @@ def test_the_keyboard_opens_a_diff(browser, files):
         assert not diff.is_visible()
 
 
-def test_tab_goes_through_all_in_the_order_of_the_page_and_is_seen(browser, files):
+def test_tab_goes_through_all_in_the_order_of_the_page_and_is_seen(tab, files):
     focusable = "a[href], button, summary, [tabindex='0']"
-    with opened(browser, files / "full.html", PHONE) as page:
+    with opened(tab, files / "full.html", PHONE) as page:
         page.evaluate(
             """(what) => [...document.querySelectorAll(what)].filter((each) => each.checkVisibility())
               .forEach((each, index) => { each.dataset.place = index; })""",
@@ -238,16 +246,15 @@ def test_tab_goes_through_all_in_the_order_of_the_page_and_is_seen(browser, file
             assert height >= 15
 
 
-def test_links_lead_to_their_kernel(browser, files):
-    with opened(browser, files / "full.html", PHONE) as page:
+def test_links_lead_to_their_kernel(tab, files):
+    with opened(tab, files / "full.html", PHONE) as page:
         table(page, "Table of all kernels").get_by_role("link", name="matmul").click()
         top = page.locator("#kernel-matmul").bounding_box()["y"]
         assert 0 <= top <= 20
-        page.go_back()
 
 
-def test_on_paper_the_diffs_are_open_and_nothing_moves(browser, files):
-    with opened(browser, files / "full.html") as page:
+def test_on_paper_the_diffs_are_open_and_nothing_moves(tab, files):
+    with opened(tab, files / "full.html") as page:
         assert page.evaluate("document.getAnimations().length") == 0
         assert not page.locator("pre.diff").first.is_visible()
         page.emulate_media(media="print")
@@ -255,16 +262,15 @@ def test_on_paper_the_diffs_are_open_and_nothing_moves(browser, files):
         assert page.locator("nav").is_hidden()
 
 
-def test_paper_is_white_and_as_wide_as_the_text(browser, files):
-    with opened(browser, files / "full.html", {"width": 720, "height": 1000}, "dark") as page:
+def test_paper_is_white_and_as_wide_as_the_text(tab, files):
+    with opened(tab, files / "full.html", {"width": 720, "height": 1000}, "dark") as page:
         page.emulate_media(media="print")
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         assert page.evaluate("document.documentElement.scrollWidth") <= 720
 
 
-def test_whatever_an_agent_wrote_does_nothing(browser, files):
-    with opened(browser, files / "full.html") as page:
-        page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
+def test_whatever_an_agent_wrote_does_nothing(tab, files):
+    with opened(tab, files / "full.html") as page:
         open_details(page)
         assert page.locator("img, iframe").count() == 0
         assert page.locator("script").count() == 1
