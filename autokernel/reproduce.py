@@ -48,11 +48,18 @@ def commands(report: Report) -> list[str]:
         ]
     for kernel in report.kernels:
         lines += [
-            f"# {kernel.op}: verdict and latency, then the search of its numbers",
+            f"# {kernel.op}: the verdict, and its time beside the starter's on the op's usual calls",
             judge_command(report, kernel.op),
+            _tune_comment(kernel),
             tune_command(report, kernel),
         ]
     return [*lines, "# what was kept", f"git -C .autokernel/{report.run}/worktree log --oneline {report.branch}"]
+
+
+def _tune_comment(kernel: KernelReport) -> str:
+    """The first configuration that is timed is the kernel's own."""
+    calls = "calls like the model's" if kernel.shapes else "the op's usual calls"
+    return f"# {kernel.op}: the latency on {calls}, then that with other numbers"
 
 
 def run_command(report: Report) -> str:
@@ -89,7 +96,7 @@ def judge_command(report: Report, op: str) -> str:
 
 
 def tune_command(report: Report, kernel: KernelReport) -> str:
-    """Searches the best kernel's numbers again, for contiguous calls of the same sizes where they can be told."""
+    """Times the best kernel, then searches its numbers; for contiguous calls of the same sizes where there are such."""
     shapes = "".join(f" --shape {shape}" for shape in kernel.shapes)
     dtype = f" --dtype {kernel.dtype}" if kernel.dtype else ""
     return f"autokernel tune {_best(report, kernel.op)} --op {kernel.op}{dtype}{shapes}"
