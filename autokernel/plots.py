@@ -115,8 +115,8 @@ def progress_plot(marks: Sequence[Mark], start_us: float, levels: Sequence[Level
     last = max((mark.x for mark in marks), default=0.0)
     xs = Axis(low=0.0, high=max(last, 1.0) + 0.5, start=LEFT, end=WIDTH - RIGHT, log=False)
     parts = [_grid(ys, "us"), *(_number(xs, x) for x in xs.ticks() if x == int(x))]
-    parts += _levels(ys, levels)
     parts += [_incumbent(marks, start_us, xs, ys)]
+    parts += _levels(ys, levels)  # over the line, so that it does not cross their labels
     parts += [_mark(xs.at(mark.x), UNTIMED_Y if mark.y is None else ys.at(mark.y), mark) for mark in marks]
     parts += [_text("experiment on this op (0: starter)", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, "middle")]
     return _svg(title, HEIGHT, *parts)
