@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from autokernel.experimentlog import Entry
 from autokernel.history import KernelHistory
 from autokernel.markup import Markup
-from autokernel.plots import Bar, Level, Mark, Roof, Shape, bar_plot, progress_plot, roofline_plot
+from autokernel.plots import Bar, Level, Mark, Roof, Shape, bar_plot, progress_plot, roofline_plot, time_text
 from autokernel.report import KernelReport
 from autokernel.roofline import Ceilings, arithmetic_intensity
 
@@ -41,10 +41,10 @@ def summary_of(entry: Entry) -> str:
 def progress(kernel: KernelReport, history: KernelHistory, found: Sequence[Entry]) -> Markup:
     """Latency over the op's experiments, with PyTorch's fastest way and the roofline as levels."""
     baseline_us = kernel.baselines_us[kernel.baseline]
-    levels = [Level(y=baseline_us, label=f"PyTorch {kernel.baseline} {baseline_us:.1f} us", class_="baseline")]
+    levels = [Level(y=baseline_us, label=f"PyTorch {kernel.baseline} {time_text(baseline_us)}", class_="baseline")]
     if history.floor_us is not None:
-        levels.append(Level(y=history.floor_us, label=f"roofline {history.floor_us:.1f} us", class_="floor"))
-    title = f"{kernel.op}: latency in us over experiments, {kernel.starter_us:.1f} to {kernel.latency_us:.1f} us"
+        levels.append(Level(y=history.floor_us, label=f"roofline {time_text(history.floor_us)}", class_="floor"))
+    title = f"{kernel.op}: latency over experiments, {time_text(kernel.starter_us)} to {time_text(kernel.latency_us)}"
     return progress_plot(progress_marks(found), kernel.starter_us, levels, title)
 
 
@@ -59,7 +59,7 @@ def shares(kernel: KernelReport, history: KernelHistory) -> Markup:
         Bar(
             label=name,
             share=full_us / us,
-            text=f"{us:.1f} us, {min(1.0, full_us / us):.0%}",
+            text=f"{time_text(us)}, {min(1.0, full_us / us):.0%}",
             class_="best" if name == "best kernel" else "other",
         )
         for name, us in sorted(ways.items(), key=lambda item: -item[1])
@@ -81,10 +81,11 @@ def roofline(kernel: KernelReport, history: KernelHistory, ceilings: Ceilings | 
     intensity = arithmetic_intensity(history.flops, history.nbytes)
     rates = [(name, us, history.flops / us / 1e6, shape) for name, us, shape in ways]
     marks = [
-        Mark(x=intensity, y=rate, shape=shape, label=f"{name}: {rate:.3g} TFLOP/s ({us:.1f} us)")
+        Mark(x=intensity, y=rate, shape=shape, label=f"{name}: {rate:.3g} TFLOP/s ({time_text(us)})")
         for name, us, rate, shape in rates
     ]
     # A set that fits into a cache moves faster than the memory's rate: the roof is that of one call's bytes.
     calls = sum(item.calls for item in history.planned.cases)
     roof = Roof(gbps=ceilings.bandwidth_gbps(history.nbytes / calls), tflops=tflops, dtype=dtype)
-    return roofline_plot(roof, marks, f"{kernel.op}: roofline, {intensity:.3g} FLOP/byte")
+    bound = "memory" if intensity * roof.gbps < roof.tflops * 1e3 else "compute"
+    return roofline_plot(roof, marks, f"{kernel.op}: roofline, {intensity:.3g} FLOP/byte, {bound}-bound")

@@ -1,4 +1,4 @@
-"""What this machine offers to confine and to time a child process: Landlock, cores, a quiet clock.
+"""What this machine is, and offers to confine and to time a child process: Landlock, cores, a quiet clock.
 
 Each probe answers for itself and changes nothing here; what Linux does not offer, or another system, reads as absent.
 """
@@ -15,6 +15,9 @@ from pathlib import Path
 
 _LANDLOCK_CREATE_RULESET = 444  # the same number on every architecture
 _LANDLOCK_VERSION_FLAG = 1
+
+_DRIVERS = ("nvidia", "amdgpu")
+"""Kernel modules that tell their version; the amdgpu of Linux itself has none of its own."""
 
 SPIN_SAMPLES = 80
 SPIN_TURNS = 20_000
@@ -34,6 +37,26 @@ def landlock_abi() -> int | None:
         ctypes.c_uint32(_LANDLOCK_VERSION_FLAG),
     )
     return version if version > 0 else None
+
+
+def gpu_driver(modules: Path = Path("/sys/module")) -> str | None:
+    """The GPU driver's name and version, `nvidia 580.95.05`; None where none is loaded or it does not say."""
+    for name in _DRIVERS:
+        try:
+            return f"{name} {(modules / name / 'version').read_text().strip()}"
+        except OSError:
+            continue
+    return None
+
+
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
+    """The processor's name as Linux tells it, which it does not on every architecture."""
+    try:
+        lines = cpuinfo.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, None)
 
 
 def usable_cores() -> int:

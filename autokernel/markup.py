@@ -27,6 +27,11 @@ def one_line(text: str) -> str:
     return visible(" ".join(text.split()), keep="")
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 experiment`, `2 experiments`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def escaped(text: str) -> Markup:
     """The text as markup; markup stays as it is."""
     return text if isinstance(text, Markup) else Markup(html.escape(visible(text)))

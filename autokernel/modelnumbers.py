@@ -1,10 +1,11 @@
-"""What the whole-model measurement says against each of PyTorch's ways, as intervals; no torch."""
+"""The whole-model measurement in words: speedups against each of PyTorch's ways, and lines that tell it; no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from autokernel.markup import counted
 from autokernel.records import Interval
 
 
@@ -35,3 +36,48 @@ def against_compile(integration: Mapping[str, Any] | None) -> Interval | None:
 def standing(speedup: Interval) -> str:
     """`faster`, `SLOWER` or `no sure difference`."""
     return "faster" if speedup.low > 1 else "SLOWER" if speedup.high < 1 else "no sure difference"
+
+
+def model_lines(integration: Mapping[str, Any] | None) -> list[str]:
+    """The headline, then which kernels are in the model and which are not; fields as in `integrate.Integration`."""
+    if integration is None:
+        return ["not measured"]
+    return [
+        *_headlines(integration),
+        *(_use(op, integration) for op in integration["used"]),
+        *(f"{op}: left out, {reason}" for op, reason in integration["left_out"].items()),
+        *([f"outputs: {integration['outputs']}"] if integration["outputs"] else []),
+        *integration["notes"],
+    ]
+
+
+def _headlines(integration: Mapping[str, Any]) -> list[str]:
+    lines = ["no speedup: the model runs as it was"]
+    if integration["speedup"] is not None:
+        speedup = Interval(**integration["speedup"])
+        before, after = integration["eager_us"] / 1e3, integration["optimized_us"] / 1e3
+        lines = [f"{speedup} against eager, {standing(speedup)}: {before:.2f} -> {after:.2f} ms per forward"]
+    if integration["used"] and (way := _WAYS.get(integration.get("compiler", ""))):
+        lines.append(way)
+    if integration.get("compile_speedup") is not None:
+        lines.append(_against_compile(integration))
+    if integration.get("compile_note"):
+        lines.append(integration["compile_note"])
+    return lines
+
+
+_WAYS = {"graph": "kernels in the captured graph", "inductor": "kernels in a torch.compile'd model"}
+
+
+def _against_compile(integration: Mapping[str, Any]) -> str:
+    compiled = f"{Interval(**integration['compile_speedup'])} against eager"
+    if integration.get("speedup_over_compile") is None:
+        return f"torch.compile, measured on its own: {compiled}"
+    over = Interval(**integration["speedup_over_compile"])
+    return f"{over} against torch.compile, {standing(over)}; torch.compile alone: {compiled}"
+
+
+def _use(op: str, integration: Mapping[str, Any]) -> str:
+    calls, fallbacks = integration["calls"].get(op, 0), integration["fallbacks"].get(op, 0)
+    original = f", {fallbacks} more run the original" if fallbacks else ""
+    return f"{op}: used, {counted(calls, 'call')} per forward{original}"

@@ -8,46 +8,58 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from autokernel import kernelplots
 from autokernel.experimentlog import Entry, entries
-from autokernel.history import KernelHistory
-from autokernel.markup import Markup, escaped, joined, tag
+from autokernel.markup import Markup, joined, tag
 from autokernel.modelnumbers import against_compile, against_eager, standing
+from autokernel.pagekernel import change, definitions, kernel_article, kernels_table
 from autokernel.pagetable import experiments_table
 from autokernel.records import Interval
-from autokernel.report import KernelReport, Report, facts, judge_command, kernel_lines, sections
+from autokernel.report import Report, facts, sections, surroundings
 from autokernel.roofline import Ceilings
 from autokernel.spent import spent_lines
 from autokernel.state import RunState
 
-WHOLE_MODEL = "Whole model"
 _HERE = Path(__file__)
-
-LEGEND = (
-    "Filled circle: kept. Cross: rejected. Triangle: not timed (wrong, crashed, timed out). Hollow diamond: suspicious "
-    "(TAMPER, DELEGATES). The line is the incumbent."
-)
-ROOFLINE_LEGEND = "Filled circle: best kernel. Filled square: starter. Hollow square: PyTorch's fastest way."
 
 
 def render_page(report: Report, state: RunState) -> str:
     """The whole file. `report` is that of the same state."""
     found = entries(state)
     title = f"autokernel report: run {report.run}"
+    parts = {
+        "Whole model": [_whole_model(report)],
+        "Kernels": _kernels(report, state, found),
+        "Experiments": _experiments(found),
+        "Time, tokens and cost": [definitions(_named(spent_lines(state, found)))],
+        "Environment": [definitions(surroundings(report))],
+        "Reproduce": [_commands(report)],
+    }
     content = tag(
         "main",
         tag("h1", title),
-        _list(facts(report)),
-        _whole_model(report),
-        _kernels(report, state, found),
-        _experiments(found),
-        _section("Time, tokens and cost", _list(spent_lines(state, found))),
-        *(_other(report, name) for name in ("Environment", "Reproduce")),
+        definitions(_named(facts(report))),
+        _contents(parts),
+        *(tag("section", tag("h2", name), *children, id=_anchor(name)) for name, children in parts.items()),
     )
     return f"<!doctype html>\n{tag('html', _head(title), tag('body', content, _script()), lang='en')}\n"
+
+
+def _anchor(title: str) -> str:
+    return title.lower().replace(",", "").replace(" ", "-")
+
+
+def _contents(titles: Iterable[str]) -> Markup:
+    links = [tag("a", title, href=f"#{_anchor(title)}") for title in titles]
+    return tag("nav", *links, aria_label="Contents")
+
+
+def _named(lines: Sequence[str]) -> dict[str, str]:
+    """Lines like `name: text` by their names."""
+    return {name.capitalize(): text for name, _, text in (line.partition(": ") for line in lines)}
 
 
 def _head(title: str) -> Markup:
@@ -77,23 +89,42 @@ def _digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _section(title: str, *children: str) -> Markup:
-    return tag("section", tag("h2", title), *children)
-
-
 def _list(lines: Sequence[str]) -> Markup:
     return tag("ul", *(tag("li", line) for line in lines))
 
 
+def _lines_of(report: Report, title: str) -> tuple[str, ...]:
+    return next(section.lines for section in sections(report) if section.title == title)
+
+
 def _whole_model(report: Report) -> Markup:
-    lines = next(section.lines for section in sections(report) if section.title == WHOLE_MODEL)
-    measured = report.integration and report.integration.get("speedup_over_compile")
-    how = "measured alternately" if measured else "both measured against eager"
-    cards = [
-        _card(against_eager(report.integration), "against eager", "measured alternately"),
-        _card(against_compile(report.integration), "against torch.compile", how),
-    ]
-    return _section(WHOLE_MODEL, tag("div", *(card for card in cards if card), class_="cards"), _list(lines))
+    integration, lines = report.integration, _lines_of(report, "Whole model")
+    measured = integration and integration.get("speedup_over_compile")
+    how = "measured in turns" if measured else "both measured against eager"
+    compiled = _card(against_compile(integration), "against torch.compile", how)
+    cards = [compiled or _unmeasured(integration)]
+    if integration and (eager := against_eager(integration)):
+        before, after = integration["eager_us"] / 1e3, integration["optimized_us"] / 1e3
+        took = f"{before:.2f} \N{RIGHTWARDS ARROW} {after:.2f} ms per forward, measured in turns"
+        cards.insert(0, _card(eager, "against eager", took))
+        lines = lines[1:]  # the first says the same
+    # That a kernel is used, its own article tells.
+    used = [f"{op}: used" for op in integration["used"]] if integration else []
+    lines = tuple(line for line in lines if not line.startswith(tuple(used)))
+    shown = [card for card in cards if card]
+    return joined(*([tag("div", *shown, class_="cards")] if shown else []), _list(lines))
+
+
+def _unmeasured(integration: Mapping[str, Any] | None) -> Markup | None:
+    """The card of torch.compile where only eager was measured."""
+    if against_eager(integration) is None:
+        return None
+    return tag(
+        "div",
+        tag("b", "not measured", class_="quiet"),
+        tag("span", "against torch.compile"),
+        class_="card",
+    )
 
 
 def _card(speedup: Interval | None, against: str, how: str) -> Markup | None:
@@ -110,10 +141,12 @@ def _card(speedup: Interval | None, against: str, how: str) -> Markup | None:
     )
 
 
-def _kernels(report: Report, state: RunState, found: Sequence[Entry]) -> Markup:
+def _kernels(report: Report, state: RunState, found: Sequence[Entry]) -> list[Markup]:
+    if not report.kernels:
+        return [tag("p", "None was started.")]
     ceilings = Ceilings.from_json(state.plan["ceilings"]) if state.plan else None
     articles = [
-        _kernel(
+        kernel_article(
             report,
             kernel,
             state.histories[kernel.op],
@@ -122,76 +155,20 @@ def _kernels(report: Report, state: RunState, found: Sequence[Entry]) -> Markup:
         )
         for kernel in report.kernels
     ]
-    title = next(section.title for section in sections(report) if section.title.startswith("Kernels"))
-    return _section(title, *(articles or [tag("p", "none was started")]))
+    return [kernels_table(report), *articles]
 
 
-def _kernel(
-    report: Report, kernel: KernelReport, history: KernelHistory, found: Sequence[Entry], ceilings: Ceilings | None
-) -> Markup:
-    heading, *lines = (line.strip() for line in kernel_lines(kernel))
-    plots = [_figure(kernelplots.shares(kernel, history), "")]
-    if (roof := kernelplots.roofline(kernel, history, ceilings)) is not None:
-        plots.append(_figure(roof, ROOFLINE_LEGEND))
-    if found:
-        plots.insert(0, _figure(kernelplots.progress(kernel, history, found), LEGEND))
-    kept = [_kept(entry) for entry in found if entry.kept]
-    return tag(
-        "article",
-        tag("h3", heading),
-        _list([f"one forward's calls: {history.cases}, on {history.device}", *lines]),
-        tag("div", *plots, class_="plots"),
-        *(kept or [tag("p", "Nothing was kept: the starter is the best kernel.", class_="quiet")]),
-        tag("p", "Judge it again: ", tag("code", judge_command(report, kernel.op)), class_="quiet"),
-        id=f"kernel-{kernel.op}",
-    )
-
-
-def _figure(plot: Markup, caption: str) -> Markup:
-    return tag("figure", plot, *([tag("figcaption", caption)] if caption else []))
-
-
-def _kept(entry: Entry) -> Markup:
-    number = entry.experiment.number
-    lines = [tag("span", f"{line}\n", class_=_diff_class(line)) for line in entry.diff()]
-    return tag(
-        "details",
-        tag("summary", kernelplots.summary_of(entry)),
-        tag("p", entry.reason),
-        tag(
-            "pre",
-            *(lines or [escaped("the same text")]),
-            tabindex="0",
-            role="region",
-            aria_label=f"Diff of experiment {number}",
-        ),
-        tag("p", tag("code", f"autokernel show {number}"), class_="quiet"),
-    )
-
-
-def _diff_class(line: str) -> str | None:
-    return {"+": "add", "-": "del", "@": "at"}.get(line[:1])
-
-
-def _experiments(found: Sequence[Entry]) -> Markup:
-    suspicious = [kernelplots.summary_of(entry) for entry in found if entry.suspicious]
-    warning = [tag("p", "Look at these: they did not do the op's work themselves, or tried more than that.")]
-    told = joined(*warning, _list(suspicious)) if suspicious else tag("p", "None was suspicious.", class_="quiet")
+def _experiments(found: Sequence[Entry]) -> list[Markup]:
     if not found:
-        return _section("Experiments", tag("p", "There was none."))
-    return _section(f"Experiments ({len(found)})", told, experiments_table(found))
+        return [tag("p", "There was none.")]
+    suspicious = [change(entry) for entry in found if entry.suspicious]
+    if not suspicious:
+        return [tag("p", "None was suspicious.", class_="quiet"), experiments_table(found)]
+    warning = tag("p", "Look at these: they did not do the op's work themselves, or tried more than that.")
+    return [tag("div", warning, *suspicious, class_="card"), experiments_table(found)]
 
 
-def _other(report: Report, title: str) -> Markup:
-    section = next(section for section in sections(report) if section.title == title)
-    if not section.commands:
-        return _section(title, _list(section.lines))
-    done = sum(kernel.experiments for kernel in report.kernels)
-    whole = f"autokernel run --resume {report.run} --experiments {done}" if done else ""
-    lines = [*([f"{whole}   # the whole model again"] if whole and report.integration else []), *section.lines]
-    return _section(title, _pre("Commands that reproduce the numbers", "\n".join(lines)))
-
-
-def _pre(label: str, *children: str) -> Markup:
+def _commands(report: Report) -> Markup:
     """Text that scrolls by itself, with the keyboard as well."""
-    return tag("pre", *children, tabindex="0", role="region", aria_label=label)
+    label, text = "Commands that reproduce the numbers", "\n".join(_lines_of(report, "Reproduce"))
+    return tag("pre", text, tabindex="0", role="region", aria_label=label)

@@ -13,12 +13,26 @@ from enum import StrEnum
 
 from autokernel.markup import Markup, joined, tag
 
-WIDTH, HEIGHT = 480.0, 260.0
-LEFT, RIGHT, TOP, BOTTOM = 62.0, 12.0, 14.0, 40.0
+WIDTH, HEIGHT = 360.0, 232.0
+LEFT, RIGHT, TOP, BOTTOM = 58.0, 12.0, 16.0, 40.0
+LABEL = 14.0
+"""Room that a line of text takes, in height."""
+
 LOG_FROM = 4.0
 """An axis whose values span at least this factor is logarithmic."""
 
-BAR, BAR_LABEL = 24.0, 130.0
+UNTIMED_Y = HEIGHT - BOTTOM - 7
+"""Where a mark without a latency stands: on the axis, clear of its numbers."""
+
+SIDE_BY_SIDE = 6
+"""Numbers that fit under a logarithmic axis."""
+
+BAR, BAR_LABEL = 24.0, 112.0
+
+
+def time_text(us: float) -> str:
+    """A latency for people, of some four digits: `9.87 us`, `389.5 us`, `25,362 us`."""
+    return f"{us:,.0f} us" if us >= 1000 else f"{us:.1f} us" if us >= 10 else f"{us:.3g} us"
 
 
 class Shape(StrEnum):
@@ -101,9 +115,9 @@ def progress_plot(marks: Sequence[Mark], start_us: float, levels: Sequence[Level
     last = max((mark.x for mark in marks), default=0.0)
     xs = Axis(low=0.0, high=max(last, 1.0) + 0.5, start=LEFT, end=WIDTH - RIGHT, log=False)
     parts = [_grid(ys, "us"), *(_number(xs, x) for x in xs.ticks() if x == int(x))]
-    parts += [_level(ys.at(level.y), level) for level in levels]
     parts += [_incumbent(marks, start_us, xs, ys)]
-    parts += [_mark(xs.at(mark.x), HEIGHT - BOTTOM if mark.y is None else ys.at(mark.y), mark) for mark in marks]
+    parts += _levels(ys, levels)  # over the line, so that it does not cross their labels
+    parts += [_mark(xs.at(mark.x), UNTIMED_Y if mark.y is None else ys.at(mark.y), mark) for mark in marks]
     parts += [_text("experiment on this op (0: starter)", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, "middle")]
     return _svg(title, HEIGHT, *parts)
 
@@ -138,8 +152,8 @@ def roofline_plot(roof: Roof, marks: Sequence[Mark], title: str) -> Markup:
     least = min(roof.tflops / 10, roof.at(min(intensities)))  # a decade at least, so that the slope is seen
     ys = axis([*rates, roof.tflops, least], HEIGHT - BOTTOM, TOP, log=True)
     line = " ".join(f"{xs.at(x)},{ys.at(roof.at(x))}" for x in (max(xs.low, ys.low * 1e3 / roof.gbps), ridge, xs.high))
-    name = f"{roof.gbps:.0f} GB/s, {roof.tflops:.0f} TFLOP/s {roof.dtype}"
-    parts = [_grid(ys, "TFLOP/s"), *(_number(xs, x) for x in xs.ticks())]
+    name = f"{_tick(float(f'{roof.gbps:.3g}'))} GB/s, {roof.tflops:.3g} TFLOP/s {roof.dtype}"
+    parts = [_grid(ys, "TFLOP/s"), *(_number(xs, x) for x in _sparse(xs.ticks()))]
     parts += [tag("polyline", points=line, class_="roof"), _text(name, xs.end, ys.at(roof.tflops) - 4, "end")]
     parts += [_mark(xs.at(mark.x), ys.at(mark.y), mark) for mark in marks if mark.y]
     parts += [_text("FLOP/byte", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, "middle")]
@@ -185,21 +199,37 @@ def _grid(ys: Axis, unit: str) -> Markup:
     for value in ys.ticks():
         y = ys.at(value)
         lines += [tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid")]
-        lines += [_text(f"{value:g}", LEFT - 6, y + 4, "end")]
+        lines += [_text(_tick(value), LEFT - 6, y + 4, "end")]
     middle = (TOP + HEIGHT - BOTTOM) / 2
     name = tag(
-        "text", unit, x=14, y=middle, text_anchor="middle", transform=f"rotate(-90 14 {middle:g})", class_="label"
+        "text", unit, x=10, y=middle, text_anchor="middle", transform=f"rotate(-90 10 {middle:g})", class_="label"
     )
     return joined(*lines, name)
 
 
+def _sparse(ticks: Sequence[float]) -> list[float]:
+    """Powers of ten alone where all would not fit side by side."""
+    return [x for x in ticks if len(ticks) <= SIDE_BY_SIDE or math.log10(x).is_integer()]
+
+
+def _tick(value: float) -> str:
+    return f"{value:g}" if value >= 1e6 or value < 1000 else f"{value:,.0f}"
+
+
 def _number(xs: Axis, value: float) -> Markup:
-    return _text(f"{value:g}", xs.at(value), HEIGHT - BOTTOM + 16, "middle")
+    return _text(_tick(value), xs.at(value), HEIGHT - BOTTOM + 16, "middle")
 
 
-def _level(y: float, level: Level) -> Markup:
-    line = tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_=f"level {level.class_}")
-    return joined(line, _text(level.label, WIDTH - RIGHT, y - 4, "end"))
+def _levels(ys: Axis, levels: Sequence[Level]) -> list[Markup]:
+    """Lines with their labels above them, or below where the label of the line before is in the way."""
+    parts, taken = [], -math.inf
+    for level in sorted(levels, key=lambda level: -level.y):
+        y = ys.at(level.y)
+        below = y - LABEL < taken
+        taken = y + LABEL if below else y
+        line = tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_=f"level {level.class_}")
+        parts += [line, _text(level.label, WIDTH - RIGHT, y + LABEL - 1 if below else y - 4, "end")]
+    return parts
 
 
 def _text(text: str, x: float, y: float, anchor: str, *, inside: bool = False) -> Markup:

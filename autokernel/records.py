@@ -191,7 +191,8 @@ class Clocks:
 
     def __str__(self) -> str:
         slowed = f", slowed by {' and '.join(self.slowed_by)}" if self.slowed_by else ""
-        return f"{self.low_mhz}-{self.high_mhz} MHz{slowed}"
+        span = f"{self.low_mhz}" if self.low_mhz == self.high_mhz else f"{self.low_mhz}-{self.high_mhz}"
+        return f"{span} MHz{slowed}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

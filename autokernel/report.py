@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from autokernel import __version__
+from autokernel import __version__, machine, reproduce
 from autokernel.history import KernelHistory
-from autokernel.markup import one_line
-from autokernel.modelnumbers import standing
-from autokernel.records import Decision, Interval, Verdict
+from autokernel.markup import counted, one_line
+from autokernel.modelnumbers import model_lines
+from autokernel.records import Clocks, Decision, Verdict
 from autokernel.settings import Settings
 from autokernel.view import RunSummary
 
@@ -41,7 +41,10 @@ class Idea:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelReport:
-    """One op. Latencies are for one forward's worth of calls, in us; `failed` maps a verdict to a count."""
+    """One op. Latencies are for one forward's worth of calls, in us; `failed` maps a verdict to a count.
+
+    `shapes` are the calls as `autokernel tune --shape` takes them, where they have such a form.
+    """
 
     op: str
     backend: str
@@ -56,6 +59,8 @@ class KernelReport:
     screened: int
     failed: Mapping[str, int]
     stop_reason: str | None
+    dtype: str = ""
+    shapes: tuple[str, ...] = ()
 
     @property
     def experiments(self) -> int:
@@ -65,7 +70,10 @@ class KernelReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A run, summed up. `integration` is the whole-model measurement as `autokernel.integrate` wrote it."""
+    """A run, summed up. `integration` is the whole-model measurement as `autokernel.integrate` wrote it.
+
+    `clocks` span all measurements of experiments; None where no clock was logged.
+    """
 
     run: str
     branch: str
@@ -79,6 +87,7 @@ class Report:
     ideas: tuple[Idea, ...]
     integration: Mapping[str, Any] | None
     sandbox: str = ""
+    clocks: Clocks | None = None
 
 
 def from_summary(summary: RunSummary, settings: Settings) -> Report:
@@ -137,16 +146,30 @@ def _report(
         ideas=tuple(ideas[:BEST_IDEAS]),
         integration=integration,
         sandbox=sandbox,
+        clocks=_clocks(histories),
+    )
+
+
+def _clocks(histories: Sequence[KernelHistory]) -> Clocks | None:
+    timings = (e.outcome.timing for history in histories for e in history.experiments)
+    found = [timing.clocks for timing in timings if timing is not None and timing.clocks is not None]
+    if not found:
+        return None
+    return Clocks(
+        low_mhz=min(clocks.low_mhz for clocks in found),
+        high_mhz=max(clocks.high_mhz for clocks in found),
+        slowed_by=tuple(sorted({reason for clocks in found for reason in clocks.slowed_by})),
     )
 
 
 def environment() -> dict[str, str]:
-    """Versions of what a run is made with, here and now, read without importing any of it."""
+    """What a run is made with, here and now: versions, processor and driver, read without importing any of it."""
     found = {"autokernel": __version__, "python": platform.python_version(), "platform": platform.platform()}
     for package in ("torch", "triton"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-    return found
+    of_the_machine = {"cpu": machine.cpu_name(), "driver": machine.gpu_driver()}
+    return found | {name: text for name, text in of_the_machine.items() if text is not None}
 
 
 def _kernel(history: KernelHistory) -> KernelReport:
@@ -167,6 +190,8 @@ def _kernel(history: KernelHistory) -> KernelReport:
         screened=verdicts.pop(Verdict.SCREENED, 0),
         failed={verdict.value: count for verdict, count in sorted(verdicts.items())},
         stop_reason=history.stop_reason,
+        dtype=history.planned.cases[0].case.dtype,
+        shapes=tuple(filter(None, map(reproduce.shape_argument, history.planned.cases))),
     )
 
 
@@ -224,10 +249,10 @@ def _title(report: Report) -> str:
 def facts(report: Report) -> list[str]:
     """What was run, how it ended, what was enforced."""
     took = "" if report.seconds is None else f" after {report.seconds / 60:.1f} min"
-    experiments = sum(kernel.experiments for kernel in report.kernels)
+    experiments = counted(sum(kernel.experiments for kernel in report.kernels), "experiment")
     return [
         f"model: {report.model}" + (f", on {report.device}" if report.device else ""),
-        f"end: {report.reason}{took}; {experiments} experiments, {sum(k.kept for k in report.kernels)} kept",
+        f"end: {report.reason}{took}; {experiments}, {sum(k.kept for k in report.kernels)} kept",
         *([f"sandbox: {report.sandbox}"] if report.sandbox else []),
     ]
 
@@ -237,12 +262,21 @@ def sections(report: Report) -> list[Section]:
     kernels = [line for kernel in report.kernels for line in kernel_lines(kernel)]
     ideas = [f"#{i.number} {i.op} {i.speedup:.2f}x: {i.hypothesis}{_commit(i.commit)}" for i in report.ideas]
     return [
-        Section(title="Whole model", lines=tuple(_model_lines(report.integration))),
+        Section(title="Whole model", lines=tuple(model_lines(report.integration))),
         Section(title="Kernels (latency of all of one forward's calls)", lines=tuple(kernels or ["none was started"])),
         Section(title="Best ideas", lines=tuple(ideas or ["no experiment was kept"])),
-        Section(title="Environment", lines=tuple(f"{name} {value}" for name, value in report.environment.items())),
-        Section(title="Reproduce", lines=tuple(_commands(report)), commands=True),
+        Section(title="Environment", lines=tuple(f"{name} {value}" for name, value in surroundings(report).items())),
+        Section(title="Reproduce", lines=tuple(reproduce.commands(report)), commands=True),
     ]
+
+
+def surroundings(report: Report) -> dict[str, str]:
+    """What the numbers were measured with: device, its clock, versions. What was not recorded says so."""
+    return {
+        "device": report.device or "not recorded",
+        "clock": str(report.clocks) if report.clocks else "not recorded",
+        **report.environment,
+    }
 
 
 def _commit(commit: str | None) -> str:
@@ -256,68 +290,18 @@ def kernel_lines(kernel: KernelReport) -> list[str]:
         standing = f"{kernel.speedup:.2f}x against PyTorch's fastest"
     else:
         standing = f"SLOWER than PyTorch's fastest, {kernel.speedup:.2f}x"
-    counts = [f"{kernel.kept} kept", f"{kernel.reverted} reverted", f"{kernel.screened} screened out"]
-    counts += [f"{count} {verdict}" for verdict, count in kernel.failed.items()]
     roofline = "" if kernel.roofline_fraction is None else f", {kernel.roofline_fraction:.0%} of the roofline"
     return [
         f"{kernel.op} ({kernel.backend}): {kernel.starter_us:.1f} us (starter) -> {kernel.latency_us:.1f} us{roofline}",
         f"  {standing}, {kernel.baseline} (measured: {ways})",
-        f"  {kernel.experiments} experiments: {', '.join(counts)}",
+        f"  {tally(kernel)}",
         f"  moved on: {kernel.stop_reason or 'not yet; the run ended first'}",
     ]
 
 
-def _commands(report: Report) -> list[str]:
-    worktree = f".autokernel/{report.run}/worktree"
-    judging = [judge_command(report, kernel.op) for kernel in report.kernels]
-    return [f"git -C {worktree} log --oneline {report.branch}", *judging]
-
-
-def judge_command(report: Report, op: str) -> str:
-    """Judges and times the op's best kernel again."""
-    return f"autokernel judge .autokernel/{report.run}/optimized/{op}/kernel.py --op {op}"
-
-
-def _model_lines(integration: Mapping[str, Any] | None) -> list[str]:
-    """The headline, then which kernels are in the model and which are not; fields as in `integrate.Integration`."""
-    if integration is None:
-        return ["not measured"]
-    return [
-        *_headlines(integration),
-        *(_use(op, integration) for op in integration["used"]),
-        *(f"{op}: left out, {reason}" for op, reason in integration["left_out"].items()),
-        *([f"outputs: {integration['outputs']}"] if integration["outputs"] else []),
-        *integration["notes"],
-    ]
-
-
-def _headlines(integration: Mapping[str, Any]) -> list[str]:
-    lines = ["no speedup: the model runs as it was"]
-    if integration["speedup"] is not None:
-        speedup = Interval(**integration["speedup"])
-        before, after = integration["eager_us"] / 1e3, integration["optimized_us"] / 1e3
-        lines = [f"{speedup} against eager, {standing(speedup)}: {before:.2f} -> {after:.2f} ms per forward"]
-    if integration["used"] and (way := _WAYS.get(integration.get("compiler", ""))):
-        lines.append(way)
-    if integration.get("compile_speedup") is not None:
-        lines.append(_against_compile(integration))
-    if integration.get("compile_note"):
-        lines.append(integration["compile_note"])
-    return lines
-
-
-_WAYS = {"graph": "kernels in the captured graph", "inductor": "kernels in a torch.compile'd model"}
-
-
-def _against_compile(integration: Mapping[str, Any]) -> str:
-    compiled = f"{Interval(**integration['compile_speedup'])} against eager"
-    if integration.get("speedup_over_compile") is None:
-        return f"torch.compile, measured on its own: {compiled}"
-    over = Interval(**integration["speedup_over_compile"])
-    return f"{over} against torch.compile, {standing(over)}; torch.compile alone: {compiled}"
-
-
-def _use(op: str, integration: Mapping[str, Any]) -> str:
-    calls, fallbacks = integration["calls"].get(op, 0), integration["fallbacks"].get(op, 0)
-    original = f", {fallbacks} more run the original" if fallbacks else ""
-    return f"{op}: used, {calls} calls per forward{original}"
+def tally(kernel: KernelReport) -> str:
+    """`3 experiments: 1 kept, 1 reverted, 0 screened out, 1 CRASH`."""
+    counts = [f"{kernel.kept} kept", f"{kernel.reverted} reverted", f"{kernel.screened} screened out"]
+    counts += [f"{count} {verdict}" for verdict, count in kernel.failed.items()]
+    told = counted(kernel.experiments, "experiment")
+    return f"{told}: {', '.join(counts)}" if kernel.experiments else "no experiment"

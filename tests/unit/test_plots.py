@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autokernel.plots import Level, Mark, Roof, Shape, axis, progress_plot, roofline_plot
+from autokernel.plots import Level, Mark, Roof, Shape, axis, progress_plot, roofline_plot, time_text
 
 LATENCIES = st.lists(st.floats(min_value=1e-3, max_value=1e9), min_size=1, max_size=6)
 
@@ -54,3 +54,24 @@ def test_the_roof_is_the_lower_of_its_two_parts():
     mark = float(re.search(r'cy="([^"]+)"', plot)[1])
     assert mark > points[1][1]
     assert math.isfinite(mark)
+
+
+@pytest.mark.parametrize(
+    ("us", "text"), [(0.1234, "0.123 us"), (9.876, "9.88 us"), (389.46, "389.5 us"), (25362.4, "25,362 us")]
+)
+def test_latencies_have_some_four_digits(us, text):
+    assert time_text(us) == text
+
+
+@pytest.mark.parametrize("apart", [0.0, 1.0, 5.0, 200.0])
+def test_labels_of_two_levels_do_not_overlap(apart):
+    levels = [Level(y=500.0, label="one", class_="baseline"), Level(y=500.0 - apart, label="other", class_="floor")]
+    plot = progress_plot([Mark(x=1, y=900.0, shape=Shape.KEPT, label="")], 1000.0, levels, "progress")
+    ys = [float(re.search(rf'y="([\d.]+)"[^>]*>{name}<', plot)[1]) for name in ("one", "other")]
+    assert ys[1] - ys[0] >= 12
+
+
+def test_numbers_under_a_wide_axis_are_powers_of_ten():
+    roof = Roof(gbps=4000.0, tflops=800.0, dtype="bf16")
+    plot = roofline_plot(roof, [Mark(x=1.0, y=3.0, shape=Shape.KEPT, label="best")], "roofline")
+    assert re.findall(r'y="208\.0"[^>]*>([\d.,]+)<', plot) == ["1", "10", "100", "1,000"]

@@ -225,7 +225,7 @@ def test_markdown_has_headings_lists_and_commands(found):
     assert text.startswith("# autokernel report: run 20300102-0304-llama\n")
     assert "\n- rmsnorm (cpp):" in text
     assert "\n  - moved on: 3 reverts in a row" in text
-    assert "```sh\ngit -C .autokernel/20300102-0304-llama/worktree log" in text
+    assert "```sh\n# the whole run again\nautokernel run examples/llama.py --minutes 5 --seed 0\n" in text
     assert text.count("```") == 2
 
 

@@ -115,6 +115,24 @@ def test_any_text_round_trips(text):
     assert (row.description, row.agent) == (text, text)
 
 
+def test_pandas_reads_it_without_options_and_with_the_right_types(path):
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed (pip install pandas)")
+    failed = ResultRow(experiment=4, op="rmsnorm", correctness="CRASH", decision="REVERT", description='"a"\t#\n\\')
+    for row in (FULL, failed):
+        append_row(path, row)
+    rows = pandas.read_csv(path, sep="\t")
+    assert list(rows.columns) == list(COLUMNS)
+    assert rows.shape == (2, len(COLUMNS))
+    kinds = {name: rows[name].dtype.kind for name in COLUMNS}
+    assert {name for name, kind in kinds.items() if kind == "i"} == {"experiment"}
+    assert {name for name, kind in kinds.items() if kind == "f"} == {
+        *("throughput_tflops", "latency_us", "pct_peak", "speedup_vs_pytorch", "peak_vram_mb", "speedup_vs_incumbent"),
+        *("speedup_low", "speedup_high", "baseline_us", "tokens", "cost_usd", "seconds", "seed"),
+    }
+    assert rows[rows.decision == "KEEP"].groupby("op").speedup_vs_pytorch.max().to_dict() == {"rmsnorm": 2.5}
+    assert rows.latency_us.isna().tolist() == [False, True]
+
+
 def test_lone_surrogate_from_a_model_reply_does_not_stop_the_run(path):
     append_row(path, ResultRow(experiment=1, description="bad \ud800 end"))
     assert read_rows(path)[0].description.startswith("bad ")
