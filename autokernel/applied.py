@@ -74,7 +74,7 @@ class Applied:
     def _why_idle(self, idle: Sequence[str]) -> str:
         if self.training_graphs:
             return "the model ran with gradients; call it under torch.no_grad()"
-        if not self._replacer.inference_graphs:
+        if not self._replacer.graphs:
             return "the model was not called; call the module itself, not its forward"
         if seen := [op for op in idle if self.fallbacks[op]]:
             return (

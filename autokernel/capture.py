@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from autokernel.attention import whole_attention
 from autokernel.biases import split_biases
 from autokernel.errors import ConfigError
 from autokernel.model import LoadedModel, forward
@@ -85,29 +86,36 @@ def inference_backend(compile_graph: GraphCompiler, *, train: Backend = as_captu
     Dynamo captured it.
     """
     from torch._dynamo.backends.common import aot_autograd
-    from torch._guards import tracing
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-    whole_attention = contextlib.ExitStack()
+    whole = contextlib.ExitStack()
 
     def compile_aten(gm: GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-        whole_attention.close()  # the graph is traced; whoever compiles it on may take attention apart
-        _drop_aliases(gm)
+        whole.close()  # the graph is traced; whoever compiles it on may take attention apart
+        drop_aliases(gm)
         split_biases(gm)
-        # AOT Autograd has every tensor faked here, but a proof by numbers needs real ones.
-        with unset_fake_temporarily(), tracing(None), torch.inference_mode(False):
-            return _boxed(compile_graph(gm))
+        with real_tensors():
+            return boxed(compile_graph(gm))
 
     def backend(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if torch.is_grad_enabled() and _needs_grad(gm, inputs):
             return train(gm, inputs)
         lower = aot_autograd(fw_compiler=compile_aten, inference_compiler=compile_aten)
-        with whole_attention:
-            whole_attention.enter_context(_whole_attention())
+        with whole:
+            whole.enter_context(whole_attention())
             compiled: Callable[..., Any] = lower(gm, inputs)
         return compiled
 
     return backend
+
+
+@contextlib.contextmanager
+def real_tensors() -> Iterator[None]:
+    """AOT Autograd has every tensor faked, but a proof by numbers needs real ones, and no gradients."""
+    from torch._guards import tracing
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with unset_fake_temporarily(), tracing(None), torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def compile_call(model: nn.Module, backend: Backend) -> Callable[..., Any]:
@@ -142,30 +150,15 @@ def trace(fn: Callable[..., Tensor], inputs: Mapping[str, Tensor]) -> GraphModul
 
     def keep(gm: GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
         graphs.append(gm)
-        return _boxed(gm.forward)
+        return boxed(gm.forward)
 
     def positional(*values: Tensor) -> Tensor:
         return fn(**dict(zip(names, values, strict=True)))
 
-    with torch.no_grad(), FakeTensorMode(), _quiet(), _whole_attention():
+    with torch.no_grad(), FakeTensorMode(), _quiet(), whole_attention():
         fakes = [_empty_like(value) for value in inputs.values()]
         aot_function(positional, fw_compiler=keep, inference_compiler=keep)(*fakes)
     return graphs[0]
-
-
-def _whole_attention() -> contextlib.AbstractContextManager[None]:
-    """Keep `scaled_dot_product_attention` one node, which chooses its way when it runs.
-
-    It would become what the device, the dtype and the sizes make it choose while it is traced (cuDNN for a long
-    sequence, another for a short one), so that no pattern traced at small sizes would be found at the model's.
-    """
-    from torch.export.exported_program import _override_composite_implicit_decomp
-
-    attention = torch.ops.aten.scaled_dot_product_attention.default
-    keep: contextlib.AbstractContextManager[None] = _override_composite_implicit_decomp(
-        {attention: lambda *_args, **_kwargs: NotImplemented}
-    )
-    return keep
 
 
 @contextlib.contextmanager
@@ -184,7 +177,7 @@ def _empty_like(value: Tensor) -> Tensor:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
-def _drop_aliases(gm: GraphModule) -> None:
+def drop_aliases(gm: GraphModule) -> None:
     """Erase `alias` and `detach` between operations: in a functional graph without gradients they mean nothing."""
     for node in list(gm.graph.nodes):
         same = node.target in (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
@@ -194,7 +187,7 @@ def _drop_aliases(gm: GraphModule) -> None:
     gm.recompile()
 
 
-def _boxed(run: Callable[..., Any]) -> Callable[[list[Any]], Any]:
+def boxed(run: Callable[..., Any]) -> Callable[[list[Any]], Any]:
     """AOT Autograd's calling convention: one list, which the callee empties, so that inputs can be freed early."""
 
     def call(arguments: list[Any]) -> Any:

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from autokernel.biases import add_biases_in_sites, join_biases
-from autokernel.capture import Backend, as_captured, inference_backend
+from autokernel.biases import add_biases_in_sites, join_biases, split_biases
+from autokernel.capture import MAX_REASON, Backend, as_captured, inference_backend
 from autokernel.fold import fold_constants, share_repeated
 from autokernel.loading import get_spec
 from autokernel.match import Match, Matcher
 from autokernel.records import Case
 from autokernel.spec import Adapter
+from autokernel.training import NothingTakenError, compile_training, keep_all, keep_little
 
 _log = logging.getLogger(__name__)
 
@@ -71,14 +72,14 @@ class Replacement:
 class Replacer:
     """A torch.compile backend's state: the kernels by op, and how the graphs that it saw were treated.
 
-    A graph with kernels is run node by node by PyTorch, unless `lower` makes something else of it. One that needs
-    gradients is left to `train`.
+    A graph with kernels is run node by node by PyTorch, unless `lower` makes something else of it, and of the backward
+    of one that needs gradients. Such a graph in which no kernel has a place is left to `train`.
     """
 
     replacements: Mapping[str, Replacement]
     lower: Lower | None = None
     train: Backend = as_captured
-    inference_graphs: int = 0
+    graphs: int = 0
     training_graphs: int = 0
     matcher: Matcher = field(init=False)
     _lowered: WeakSet[Lowered] = field(default_factory=WeakSet, init=False, repr=False)
@@ -107,18 +108,29 @@ class Replacer:
         return inference_backend(self._compile, train=self._train)
 
     def _compile(self, gm: GraphModule) -> Callable[..., Any]:
-        self.inference_graphs += 1
+        self.graphs += 1
+        _, left = self._place(gm)
+        return self._finish(gm, left)
+
+    def _place(self, gm: GraphModule, within: set[Node] | None = None) -> tuple[set[Node], Counter[str]]:
+        """Put kernels into the graph, or those nodes of it; the nodes that they stand for, and what was left by op."""
+        taken: set[Node] = set()
         left: Counter[str] = Counter()
         adapted: dict[tuple[int, Node], Node] = {}
         moved: dict[Node, Node] = {}
-        for match in self.matcher.find(gm):
+        for match in self.matcher.find(gm, within):
             replacement = self.replacements[match.op]
             if replacement.verified(match.case):
                 inputs = {name: moved.get(node, node) for name, node in match.inputs.items()}
                 moved[match.output] = _insert(gm.graph, replace(match, inputs=inputs), replacement, adapted)
+                taken |= set(match.nodes)
             else:
                 left[match.op] += 1
         join_biases(gm)
+        return taken, left
+
+    def _finish(self, gm: GraphModule, left: Mapping[str, int]) -> Callable[..., Any]:
+        """What runs a graph with kernels in it."""
         if self.lower is None:  # an operator of its own takes no bias along
             add_biases_in_sites(gm)
         fold_constants(gm)
@@ -144,12 +156,37 @@ class Replacer:
         return counted
 
     def _train(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        try:
+            return self._compile_training(gm, inputs)
+        except NothingTakenError:
+            why = "no kernel has a place in it"
+        except Exception as error:  # what AOT Autograd and Inductor refuse has no common class
+            why = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:MAX_REASON]}"
         if not self.training_graphs:
-            _log.warning(
-                "the model runs with gradients: kernels have no backward and are not used; use torch.no_grad()"
-            )
+            _log.warning("a graph that needs gradients runs without kernels: %s", why)
         self.training_graphs += 1
         return self.train(gm, inputs)
+
+    def _compile_training(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        left: Counter[str] = Counter()
+
+        def place(joint: GraphModule, within: set[Node]) -> set[Node]:
+            split_biases(joint)
+            left.clear()
+            taken, missed = self._place(joint, within)
+            left.update(missed)
+            return taken
+
+        compiled = compile_training(
+            gm,
+            inputs,
+            place=place,
+            partition=keep_little if self.lower else keep_all,
+            forward=lambda part, _inputs: self._finish(part, left),
+            backward=lambda part, _inputs: self._finish(part, {}),
+        )
+        self.graphs += 1
+        return compiled
 
 
 class Site:
@@ -275,7 +312,9 @@ def _adapted(graph: Graph, name: str, match: Match, adapted: dict[tuple[int, Nod
     if adapter is None:
         return node
     if (id(adapter), node) not in adapted:
-        adapted[id(adapter), node] = graph.call_function(Check(name, adapter), (node,))
+        check = graph.call_function(Check(name, adapter), (node,))
+        check.meta = dict(node.meta)
+        adapted[id(adapter), node] = check
     return adapted[id(adapter), node]
 
 
