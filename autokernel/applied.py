@@ -52,7 +52,7 @@ class Applied:
 
     @property
     def training_graphs(self) -> int:
-        """Graphs that were left alone because they need gradients."""
+        """Graphs that need gradients and were left alone, as no kernel had a place or they could not be traced."""
         return self._replacer.training_graphs
 
     def check(self) -> None:
@@ -72,14 +72,14 @@ class Applied:
         self.undo()
 
     def _why_idle(self, idle: Sequence[str]) -> str:
-        if self.training_graphs:
-            return "the model ran with gradients; call it under torch.no_grad()"
-        if not self._replacer.graphs:
+        if not self._replacer.graphs and not self.training_graphs:
             return "the model was not called; call the module itself, not its forward"
         if seen := [op for op in idle if self.fallbacks[op]]:
             return (
                 f"{', '.join(seen)} ran with other shapes, dtypes or strides than in the run: optimize for these inputs"
             )
+        if self.training_graphs:
+            return "graphs that need gradients ran without kernels, for the reason in the log; try torch.no_grad()"
         return "this model does not contain the op as the run's model did"
 
 
@@ -88,7 +88,7 @@ def apply(
 ) -> Applied:
     """Put the kernels of `run` into `model`; they are called for exactly the calls that the run verified.
 
-    Without gradients only: a forward that needs them runs as before, with one warning.
+    Where a forward needs gradients, its backward runs the model's own nodes, some of which it computes anew.
 
     Args:
         run: a run's name in ./.autokernel, "latest", or the path of a run directory.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from autokernel.biases import add_biases_in_sites, join_biases, split_biases
+from autokernel.biases import add_biases_in_sites, join_biases
 from autokernel.capture import MAX_REASON, Backend, as_captured, inference_backend
 from autokernel.fold import fold_constants, share_repeated
 from autokernel.loading import get_spec
@@ -70,13 +70,13 @@ class Replacement:
 
 @dataclass(kw_only=True)
 class Replacer:
-    """A torch.compile backend's state: the kernels by op, and how the graphs that it saw were treated.
+    """A torch.compile backend's state: the kernels by op, each for other calls, and how the graphs it saw were treated.
 
     A graph with kernels is run node by node by PyTorch, unless `lower` makes something else of it, and of the backward
     of one that needs gradients. Such a graph in which no kernel has a place is left to `train`.
     """
 
-    replacements: Mapping[str, Replacement]
+    replacements: Mapping[str, Sequence[Replacement]]
     lower: Lower | None = None
     train: Backend = as_captured
     graphs: int = 0
@@ -89,18 +89,19 @@ class Replacer:
 
     @classmethod
     def of(cls, kernels: Sequence[Replacement], lower: Lower | None = None, train: Backend = as_captured) -> Replacer:
-        """One with these kernels."""
-        return cls(replacements={item.op: item for item in kernels}, lower=lower, train=train)
+        """One with these kernels; of two for one call of an op, the first is taken."""
+        by_op = {item.op: [other for other in kernels if other.op == item.op] for item in kernels}
+        return cls(replacements=by_op, lower=lower, train=train)
 
     @property
     def calls(self) -> dict[str, int]:
         """How often each op's kernel has run."""
-        return {op: item.calls for op, item in self.replacements.items()}
+        return {op: sum(item.calls for item in items) for op, items in self.replacements.items()}
 
     @property
     def fallbacks(self) -> dict[str, int]:
         """How often an op ran as the model wrote it, because the call was not among those verified."""
-        return {op: item.fallbacks for op, item in self.replacements.items()}
+        return {op: sum(item.fallbacks for item in items) for op, items in self.replacements.items()}
 
     @property
     def backend(self) -> Backend:
@@ -119,8 +120,8 @@ class Replacer:
         adapted: dict[tuple[int, Node], Node] = {}
         moved: dict[Node, Node] = {}
         for match in self.matcher.find(gm, within):
-            replacement = self.replacements[match.op]
-            if replacement.verified(match.case):
+            replacement = next((item for item in self.replacements[match.op] if item.verified(match.case)), None)
+            if replacement:
                 inputs = {name: moved.get(node, node) for name, node in match.inputs.items()}
                 moved[match.output] = _insert(gm.graph, replace(match, inputs=inputs), replacement, adapted)
                 taken |= set(match.nodes)
@@ -131,15 +132,25 @@ class Replacer:
 
     def _finish(self, gm: GraphModule, left: Mapping[str, int]) -> Callable[..., Any]:
         """What runs a graph with kernels in it."""
+        self._tidy(gm)
+        run: Callable[..., Any] = gm.forward
+        if self.lower:
+            self._lowered.add(run := self.lower(gm))
+        return self._counting(run, left)
+
+    def _finish_backward(self, gm: GraphModule) -> Callable[..., Any]:
+        """As `_finish`; it stays after `release`, as `undo` may come before the backward, unless kernels are in it."""
+        if any(isinstance(node.target, Site) for node in gm.graph.nodes):  # of a checkpoint, which runs them again
+            return self._finish(gm, {})
+        self._tidy(gm)
+        return self.lower(gm) if self.lower else gm.forward
+
+    def _tidy(self, gm: GraphModule) -> None:
         if self.lower is None:  # an operator of its own takes no bias along
             add_biases_in_sites(gm)
         fold_constants(gm)
         share_repeated(gm)
         gm.graph.lint()
-        run: Callable[..., Any] = gm.forward
-        if self.lower:
-            self._lowered.add(run := self.lower(gm))
-        return self._counting(run, left) if left else run
 
     def release(self) -> None:
         """Free what the compiled graphs hold; they cannot be called any more."""
@@ -147,17 +158,22 @@ class Replacer:
             lowered.release()
 
     def _counting(self, run: Callable[..., Any], left: Mapping[str, int]) -> Callable[..., Any]:
+        if not left:
+            return run
+
         def counted(*inputs: Any) -> Any:
             for op, count in left.items():
-                if self.replacements[op].enabled:
-                    self.replacements[op].fallbacks += count
+                first, *_ = self.replacements[op]
+                if first.enabled:
+                    first.fallbacks += count
             return run(*inputs)
 
         return counted
 
     def _train(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        left: Counter[str] = Counter()
         try:
-            return self._compile_training(gm, inputs)
+            return self._compile_training(gm, inputs, left)
         except NothingTakenError:
             why = "no kernel has a place in it"
         except Exception as error:  # what AOT Autograd and Inductor refuse has no common class
@@ -165,13 +181,10 @@ class Replacer:
         if not self.training_graphs:
             _log.warning("a graph that needs gradients runs without kernels: %s", why)
         self.training_graphs += 1
-        return self.train(gm, inputs)
+        return self._counting(self.train(gm, inputs), left)
 
-    def _compile_training(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        left: Counter[str] = Counter()
-
+    def _compile_training(self, gm: GraphModule, inputs: Sequence[Any], left: Counter[str]) -> Callable[..., Any]:
         def place(joint: GraphModule, within: set[Node]) -> set[Node]:
-            split_biases(joint)
             left.clear()
             taken, missed = self._place(joint, within)
             left.update(missed)
@@ -183,7 +196,7 @@ class Replacer:
             place=place,
             partition=keep_little if self.lower else keep_all,
             forward=lambda part, _inputs: self._finish(part, left),
-            backward=lambda part, _inputs: self._finish(part, {}),
+            backward=lambda part, _inputs: self._finish_backward(part),
         )
         self.graphs += 1
         return compiled

@@ -15,6 +15,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from autokernel.attention import whole_attention_in_training, whole_layouts
+from autokernel.biases import split_biases
 from autokernel.capture import boxed, drop_aliases, real_tensors
 from autokernel.nodes import ancestors
 
@@ -103,6 +104,7 @@ def _refuse(_gm: GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
 
 def _take(joint: GraphModule, outputs: int, place: Place, apart: set[Hashable]) -> None:
     drop_aliases(joint)
+    split_biases(joint)
     taken = place(joint, _forward_nodes(joint, outputs))
     if left := whole_layouts(joint.graph) - apart:
         raise _AttentionLeftError(left)
