@@ -205,21 +205,6 @@ def LoadedCopy(item):
     return loaded(copy.deepcopy(item.model), *item.args)
 
 
-def test_training_is_left_alone_and_said_once(run, caplog):
-    item = toy()
-    applied = autokernel.apply(item.model, run)
-    with caplog.at_level(logging.WARNING, logger="autokernel"):
-        item.model(*item.args).sum().backward()
-        item.model(tokens(sequence=9)).sum().backward()
-    assert item.model.norm.weight.grad is not None
-    assert applied.calls == {"rmsnorm": 0}
-    assert applied.training_graphs == 2
-    assert len(caplog.records) == 1
-    with pytest.raises(ConfigError) as failure:
-        applied.check()
-    assert "no_grad" in failure.value.hint
-
-
 def test_inference_mode_uses_the_kernels(run):
     item = toy()
     applied = autokernel.apply(item.model, run)
