@@ -38,7 +38,7 @@ class Applied:
         self._replacer = Replacer.of(replacements, lower=lowering(compiler))
         self._before = model._compiled_call_impl
         # Where nn.Module.compile puts its result: not part of the state_dict, and neither copied nor pickled.
-        model._compiled_call_impl = compile_call(model, self._replacer.backend)
+        model._compiled_call_impl = compile_call(model, self._replacer.backend, self._replacer.watch)
 
     @property
     def calls(self) -> Mapping[str, int]:
@@ -54,6 +54,11 @@ class Applied:
     def training_graphs(self) -> int:
         """Graphs that need gradients and were left alone, as no kernel had a place or they could not be traced."""
         return self._replacer.training_graphs
+
+    @property
+    def uncaptured(self) -> int:
+        """Calls of the model that ran eagerly as a whole, as torch.compile had given up: after too many shapes."""
+        return self._replacer.uncaptured
 
     def check(self) -> None:
         """Raises: ConfigError when a kernel was never called."""

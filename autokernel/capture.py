@@ -118,15 +118,22 @@ def real_tensors() -> Iterator[None]:
         yield
 
 
-def compile_call(model: nn.Module, backend: Backend) -> Callable[..., Any]:
+def compile_call(
+    model: nn.Module, backend: Backend, given_up: Callable[[Callable[[], Any]], Any] = lambda run: run()
+) -> Callable[..., Any]:
     """`model`'s call (hooks and all) through torch.compile with `backend`, one graph for each set of shapes.
 
     Dynamo keeps compiled code, counts recompilations and gives up by code object. This one has a code object of its
     own, so that other instances of the class, and other uses of torch.compile, neither see it nor use it up.
+
+    Args:
+        given_up: runs the model, or its pieces, where Dynamo does not capture the call as a whole (any more).
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        if torch.compiler.is_compiling():
+            return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return given_up(lambda: model._call_impl(*args, **kwargs))  # type: ignore[no-untyped-call]
 
     code = call.__code__.replace(co_name=f"autokernel_call_{next(_serial)}")
     own = types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)

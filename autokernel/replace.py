@@ -81,6 +81,8 @@ class Replacer:
     train: Backend = as_captured
     graphs: int = 0
     training_graphs: int = 0
+    runs: int = 0
+    uncaptured: int = 0
     matcher: Matcher = field(init=False)
     _lowered: WeakSet[Lowered] = field(default_factory=WeakSet, init=False, repr=False)
 
@@ -157,11 +159,16 @@ class Replacer:
         for lowered in self._lowered:
             lowered.release()
 
-    def _counting(self, run: Callable[..., Any], left: Mapping[str, int]) -> Callable[..., Any]:
-        if not left:
-            return run
+    def watch(self, run: Callable[[], T]) -> T:
+        """`run()`; `uncaptured` counts those that run no graph at all, as `runs` counts the graphs."""
+        before = self.runs
+        result = run()
+        self.uncaptured += self.runs == before
+        return result
 
+    def _counting(self, run: Callable[..., Any], left: Mapping[str, int]) -> Callable[..., Any]:
         def counted(*inputs: Any) -> Any:
+            self.runs += 1
             for op, count in left.items():
                 first, *_ = self.replacements[op]
                 if first.enabled:
@@ -185,9 +192,9 @@ class Replacer:
 
     def _compile_training(self, gm: GraphModule, inputs: Sequence[Any], left: Counter[str]) -> Callable[..., Any]:
         def place(joint: GraphModule, within: set[Node]) -> set[Node]:
-            left.clear()
+            nonlocal left
             taken, missed = self._place(joint, within)
-            left.update(missed)
+            left |= missed  # of a first attempt, too: attention that no kernel takes is taken apart in the next
             return taken
 
         compiled = compile_training(
