@@ -74,9 +74,18 @@ def capture(loaded: LoadedModel) -> list[CapturedGraph]:
 _HINT = "torch.compile(model) must work on it; TORCH_LOGS=graph_breaks shows where it does not"
 
 
-def as_captured(gm: GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+def as_captured(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """The backend that changes nothing."""
-    return gm.forward
+    checkpoint = torch.ops.higher_order.tag_activation_checkpoint
+    if not any(node.target is checkpoint for node in gm.graph.nodes):
+        return gm.forward
+    # Run as it is, a checkpoint draws other random numbers when it is computed again: wrong gradients (torch 2.13).
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import default_partition
+
+    lower = aot_autograd(fw_compiler=lambda part, _inputs: boxed(part.forward), partition_fn=default_partition)
+    compiled: Callable[..., Any] = lower(gm, inputs)
+    return compiled
 
 
 def inference_backend(compile_graph: GraphCompiler, *, train: Backend = as_captured) -> Backend:

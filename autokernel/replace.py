@@ -25,7 +25,7 @@ from autokernel.loading import get_spec
 from autokernel.match import Match, Matcher
 from autokernel.records import Case
 from autokernel.spec import Adapter
-from autokernel.training import NothingTakenError, compile_training, keep_all, keep_little
+from autokernel.training import NothingTakenError, Parts, compile_training, keep_all, keep_little
 
 _log = logging.getLogger(__name__)
 
@@ -197,14 +197,11 @@ class Replacer:
             left |= missed  # of a first attempt, too: attention that no kernel takes is taken apart in the next
             return taken
 
-        compiled = compile_training(
-            gm,
-            inputs,
-            place=place,
-            partition=keep_little if self.lower else keep_all,
-            forward=lambda part, _inputs: self._finish(part, left),
-            backward=lambda part, _inputs: self._finish_backward(part),
+        parts = Parts(
+            forward=lambda part: self._finish(part, left), backward=self._finish_backward, inference=self._compile
         )
+        partition = keep_little if self.lower else keep_all
+        compiled = compile_training(gm, inputs, place=place, partition=partition, parts=parts)
         self.graphs += 1
         return compiled
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import GraphModule, Node
 
 from autokernel.attention import whole_attention_in_training, whole_layouts
 from autokernel.biases import split_biases
-from autokernel.capture import boxed, drop_aliases, real_tensors
+from autokernel.capture import Backend, GraphCompiler, boxed, drop_aliases, real_tensors
 from autokernel.nodes import ancestors
 
 Place = Callable[[GraphModule, set[Node]], set[Node]]
@@ -25,8 +26,14 @@ Place = Callable[[GraphModule, set[Node]], set[Node]]
 Partition = Callable[..., tuple[GraphModule, GraphModule]]
 """How to cut a joint graph, as AOT Autograd asks for it."""
 
-Compile = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
-"""A forward or a backward, and inputs like those that it will get -> what runs it."""
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What compiles a forward, a backward, and a graph that has turned out to need no gradients after all."""
+
+    forward: GraphCompiler
+    backward: GraphCompiler
+    inference: GraphCompiler
 
 
 class NothingTakenError(Exception):
@@ -40,16 +47,16 @@ class _AttentionLeftError(Exception):
 
 
 def compile_training(
-    gm: GraphModule, inputs: Sequence[Any], *, place: Place, partition: Partition, forward: Compile, backward: Compile
+    gm: GraphModule, inputs: Sequence[Any], *, place: Place, partition: Partition, parts: Parts
 ) -> Callable[..., Any]:
-    """A graph that Dynamo captured, as one call with gradients; `backward` runs when the call is differentiated.
+    """A graph that Dynamo captured, as one call with gradients.
 
     Raises: NothingTakenError when `place` finds none; whatever AOT Autograd raises on a graph that it cannot trace.
     """
     apart: set[Hashable] = set()
     while True:
         try:
-            return _compile(gm, inputs, apart, place, partition, forward, backward)
+            return _compile(gm, inputs, apart, place, partition, parts)
         except _AttentionLeftError as left:
             if left.layouts <= apart:
                 raise NothingTakenError from None
@@ -62,8 +69,7 @@ def _compile(
     apart: set[Hashable],
     place: Place,
     partition: Partition,
-    forward: Compile,
-    backward: Compile,
+    parts: Parts,
 ) -> Callable[..., Any]:
     from torch._dynamo.backends.common import aot_autograd
 
@@ -77,29 +83,29 @@ def _compile(
             _take(joint, num_fwd_outputs, place, apart)
         return partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **more)
 
-    def compiler(compile_part: Compile) -> Compile:
-        def run(part: GraphModule, part_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compiler(compile_part: GraphCompiler) -> Backend:
+        def run(part: GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
             whole.close()
             with real_tensors():
-                return boxed(compile_part(part, part_inputs))
+                return boxed(compile_part(part))
 
         return run
+
+    def inference(part: GraphModule) -> Callable[..., Any]:
+        drop_aliases(part)
+        split_biases(part)
+        return parts.inference(part)
 
     with whole:
         whole.enter_context(whole_attention_in_training(apart))
         lower = aot_autograd(
-            fw_compiler=compiler(forward),
-            bw_compiler=compiler(backward),
-            inference_compiler=compiler(_refuse),
+            fw_compiler=compiler(parts.forward),
+            bw_compiler=compiler(parts.backward),
+            inference_compiler=compiler(inference),
             partition_fn=cut,
         )
         compiled: Callable[..., Any] = lower(gm, inputs)
     return compiled
-
-
-def _refuse(_gm: GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Gradients are on, but nothing that the graph returns has one."""
-    raise NothingTakenError
 
 
 def _take(joint: GraphModule, outputs: int, place: Place, apart: set[Hashable]) -> None:

@@ -42,8 +42,10 @@ def kernel_fn(x, weight, eps=1e-6):
 """
 
 
-def export(run, op, text, cases, used=True):
-    folder = run / "optimized" / op
+def export(run, name, text, cases, used=True, op=None):
+    """A kernel as a run exports it, in a folder of this name, which is the op's if none is given."""
+    op = op or name
+    folder = run / "optimized" / name
     folder.mkdir(parents=True)
     (folder / "kernel.py").write_text(text)
     meta = {"op": op, "backend": "cpp", "cases": [case.to_json() for case in cases], "used": used}

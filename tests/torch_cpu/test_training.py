@@ -6,7 +6,7 @@ import logging
 import pytest
 import torch
 import torch.nn.functional as F
-from models import HIDDEN, SEQUENCE, VOCABULARY, Norm, ToyLlama, tokens, toy
+from models import HIDDEN, SEQUENCE, VOCABULARY, Norm, ToyLlama, loaded, tokens, toy
 from test_match import matches
 from test_replace import export
 from torch import nn
@@ -134,7 +134,7 @@ BODIES = {
     "dropout": lambda self, x: F.dropout(self.norm(F.dropout(x, 0.3)), 0.3),
     "detached": lambda self, x: self.norm(x) * self.norm.weight.detach(),
     "batch_norm": lambda self, x: self.batch(self.norm(x)[0]),
-    "checkpoint": lambda self, x: checkpoint(lambda y: self.norm(y).relu(), x, use_reentrant=False),
+    "checkpoint": lambda self, x: checkpoint(lambda y: self.norm(F.dropout(y, 0.3)).relu(), x, use_reentrant=False),
 }
 
 
@@ -150,6 +150,25 @@ def test_what_surrounds_a_kernel_means_what_it_meant(name, norms):
     assert int(model.batch.num_batches_tracked) == (name == "batch_norm")
 
 
+def test_training_mode_without_gradients(norms):
+    model, plain, applied = pair(lambda self, x: self.batch(F.dropout(self.norm(x)[0], 0.3)), norms)
+    results = []
+    for item in (model, plain):
+        torch.manual_seed(0)
+        with torch.no_grad():
+            results.append(item(rows()))
+    torch.testing.assert_close(*results)
+    torch.testing.assert_close(list(model.buffers()), list(plain.buffers()))
+    assert applied.calls["rmsnorm"] == 1
+
+
+def test_a_checkpoint_without_a_kernel_draws_the_same_random_numbers(norms):
+    model, plain, applied = pair(BODIES["checkpoint"], norms)
+    got, want = gradients(model, rows()[:, :9]), gradients(plain, rows()[:, :9])
+    assert_same({"": got["norm.weight"]}, {"": want["norm.weight"]})
+    assert applied.training_graphs == 1
+
+
 def test_a_part_without_gradients_has_none(norms):
     def body(self, x):
         with torch.no_grad():
@@ -161,6 +180,18 @@ def test_a_part_without_gradients_has_none(norms):
     assert_same({"": gradients(model, x)["norm.weight"]}, {"": gradients(plain, own)["norm.weight"]})
     torch.testing.assert_close(x.grad, own.grad)
     assert applied.calls["rmsnorm"] == 2
+
+
+def test_a_forward_that_turns_gradients_off_itself_has_kernels(norms):
+    def body(self, x):
+        with torch.no_grad():
+            return F.scaled_dot_product_attention(*3 * [self.norm(x)[None]])
+
+    model, plain, applied = pair(body, norms)
+    got = model(rows())
+    torch.testing.assert_close(got, plain(rows()))
+    assert not got.requires_grad
+    assert applied.calls["rmsnorm"] == 1
 
 
 def test_frozen_weights_get_no_gradient(norms):
@@ -223,6 +254,37 @@ def test_the_backward_may_come_after_undo(norms):
     loss.backward()
     assert applied.calls["rmsnorm"] == 1
     assert_same({"": model.norm.weight.grad}, {"": gradients(plain, rows())["norm.weight"]})
+
+
+class Widths(nn.Module):
+    """Two norms of one kind, for which there are two kernels, and a third for which there is none."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.norms = nn.ModuleList(nn.RMSNorm(width) for width in (16, 32, 8))
+
+    def forward(self, x):
+        return torch.cat([norm(part) for norm, part in zip(self.norms, x.split((16, 32, 8), -1), strict=True)], -1)
+
+
+def test_two_kernels_of_one_op_are_called_each_for_its_shape(tmp_path):
+    """Both halve the weight, one of them twice, so that it can be seen which was called."""
+    x = torch.randn(4, 56)
+    cases = {match.case.tensors["x"].shape[-1]: match.case for match in matches(loaded(Widths(), x), ["rmsnorm"])}
+    for width, factor in ((16, 2), (32, 4)):
+        text = ORACLE.format(op="rmsnorm").replace(".detach()", f".detach() / {factor}")
+        export(tmp_path, f"rmsnorm_{width}", text, [cases[width]], op="rmsnorm")
+    model, plain = Widths(), Widths()
+    with autokernel.apply(model, tmp_path) as applied:
+        got = model(x)
+        with torch.no_grad():
+            torch.testing.assert_close(model(x), got)
+    factors = torch.tensor([2.0] * 16 + [4.0] * 32 + [1.0] * 8)
+    torch.testing.assert_close(got * factors, plain(x))
+    assert applied.calls == {"rmsnorm": 4}
+    assert applied.fallbacks == {"rmsnorm": 2}
+    torch.testing.assert_close(model(x), plain(x))
 
 
 def kept_bytes(model):
