@@ -38,7 +38,7 @@ class Applied:
         self._replacer = Replacer.of(replacements, lower=lowering(compiler))
         self._before = model._compiled_call_impl
         # Where nn.Module.compile puts its result: not part of the state_dict, and neither copied nor pickled.
-        model._compiled_call_impl = compile_call(model, self._replacer.backend, self._replacer.watch)
+        model._compiled_call_impl = compile_call(model, self._replacer.backend, self._replacer.tally)
 
     @property
     def calls(self) -> Mapping[str, int]:
@@ -58,7 +58,7 @@ class Applied:
     @property
     def uncaptured(self) -> int:
         """Calls of the model that ran eagerly as a whole, as torch.compile had given up: after too many shapes."""
-        return self._replacer.uncaptured
+        return self._replacer.tally.uncaptured
 
     def check(self) -> None:
         """Raises: ConfigError when a kernel was never called."""

@@ -17,7 +17,7 @@ from torch._C import DispatchKey
 from torch.fx import Graph, Node
 
 _attention = torch.ops.aten.scaled_dot_product_attention.default
-_GRADIENT_KEYS = (DispatchKey.AutogradCPU, DispatchKey.AutogradCUDA)
+_GRADIENT_KEYS = (DispatchKey.AutogradCPU, DispatchKey.AutogradCUDA, DispatchKey.AutogradXPU, DispatchKey.AutogradMPS)
 
 
 def whole_attention() -> contextlib.AbstractContextManager[None]:

@@ -42,6 +42,14 @@ class CapturedGraph:
     calls: int = 1
 
 
+@dataclass(kw_only=True)
+class Tally:
+    """How often the graphs of a model ran, and how often the model ran without any of them."""
+
+    runs: int = 0
+    uncaptured: int = 0
+
+
 def capture(loaded: LoadedModel) -> list[CapturedGraph]:
     """The graphs that one forward of the model runs, in order of their first run; several when Dynamo breaks the graph.
 
@@ -127,22 +135,29 @@ def real_tensors() -> Iterator[None]:
         yield
 
 
-def compile_call(
-    model: nn.Module, backend: Backend, given_up: Callable[[Callable[[], Any]], Any] = lambda run: run()
-) -> Callable[..., Any]:
+def compile_call(model: nn.Module, backend: Backend, tally: Tally | None = None) -> Callable[..., Any]:
     """`model`'s call (hooks and all) through torch.compile with `backend`, one graph for each set of shapes.
 
     Dynamo keeps compiled code, counts recompilations and gives up by code object. This one has a code object of its
     own, so that other instances of the class, and other uses of torch.compile, neither see it nor use it up.
 
     Args:
-        given_up: runs the model, or its pieces, where Dynamo does not capture the call as a whole (any more).
+        tally: its `runs` are counted by what `backend` returns, `uncaptured` here.
     """
+    counted = tally or Tally()
+
+    def eager(*args: Any, **kwargs: Any) -> Any:
+        before = counted.runs
+        result = model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        counted.uncaptured += counted.runs == before
+        return result
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-        return given_up(lambda: model._call_impl(*args, **kwargs))  # type: ignore[no-untyped-call]
+        return uncaptured(*args, **kwargs)
+
+    uncaptured = torch.compiler.disable(eager, recursive=False)  # what the model consists of may still be captured
 
     code = call.__code__.replace(co_name=f"autokernel_call_{next(_serial)}")
     own = types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from autokernel.biases import add_biases_in_sites, join_biases
-from autokernel.capture import MAX_REASON, Backend, as_captured, inference_backend
+from autokernel.capture import MAX_REASON, Backend, Tally, as_captured, inference_backend
 from autokernel.fold import fold_constants, share_repeated
 from autokernel.loading import get_spec
 from autokernel.match import Match, Matcher
@@ -81,10 +81,10 @@ class Replacer:
     train: Backend = as_captured
     graphs: int = 0
     training_graphs: int = 0
-    runs: int = 0
-    uncaptured: int = 0
+    tally: Tally = field(default_factory=Tally)
     matcher: Matcher = field(init=False)
     _lowered: WeakSet[Lowered] = field(default_factory=WeakSet, init=False, repr=False)
+    _said: set[str] = field(default_factory=set, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.matcher = Matcher(ops=tuple(self.replacements))
@@ -159,16 +159,9 @@ class Replacer:
         for lowered in self._lowered:
             lowered.release()
 
-    def watch(self, run: Callable[[], T]) -> T:
-        """`run()`; `uncaptured` counts those that run no graph at all, as `runs` counts the graphs."""
-        before = self.runs
-        result = run()
-        self.uncaptured += self.runs == before
-        return result
-
     def _counting(self, run: Callable[..., Any], left: Mapping[str, int]) -> Callable[..., Any]:
         def counted(*inputs: Any) -> Any:
-            self.runs += 1
+            self.tally.runs += 1
             for op, count in left.items():
                 first, *_ = self.replacements[op]
                 if first.enabled:
@@ -185,8 +178,9 @@ class Replacer:
             why = "no kernel has a place in it"
         except Exception as error:  # what AOT Autograd and Inductor refuse has no common class
             why = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:MAX_REASON]}"
-        if not self.training_graphs:
+        if why not in self._said:
             _log.warning("a graph that needs gradients runs without kernels: %s", why)
+        self._said.add(why)
         self.training_graphs += 1
         return self._counting(self.train(gm, inputs), left)
 

@@ -214,6 +214,41 @@ def test_inference_mode_uses_the_kernels(run):
     assert applied.calls == {"rmsnorm": 5}
 
 
+def test_torch_compile_around_an_applied_model(run):
+    """It runs the graph with kernels; a larger model takes the applied one in as its author wrote it."""
+    item = toy()
+    around = torch.nn.Sequential(item.model, torch.nn.ReLU())
+    applied = autokernel.apply(item.model, run)
+    with torch.no_grad():
+        torch.compile(item.model, backend="eager")(*item.args)
+        assert applied.calls == {"rmsnorm": 5}
+        torch.compile(around, backend="eager")(*item.args)
+        assert applied.calls == {"rmsnorm": 5}
+
+
+def test_a_graph_break_leaves_pieces_with_kernels(run):
+    """And calls of the pieces are no reason to capture anything anew."""
+
+    class Broken(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = Norm(), Norm()
+
+        def forward(self, x):
+            y = self.first(x)
+            torch._dynamo.graph_break()
+            return self.second(y)
+
+    model = Broken()
+    x = torch.randn(1, SEQUENCE, HIDDEN)
+    applied = autokernel.apply(model, run)
+    with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
+        for _ in range(4):
+            model(x)
+    assert applied.calls == {"rmsnorm": 8}
+    assert applied.uncaptured == 0
+
+
 def test_a_model_never_called_fails_the_check(run):
     applied = autokernel.apply(toy().model, run)
     with pytest.raises(ConfigError) as failure:
