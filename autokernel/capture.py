@@ -157,7 +157,8 @@ def compile_call(model: nn.Module, backend: Backend, tally: Tally | None = None)
             return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         return uncaptured(*args, **kwargs)
 
-    uncaptured = torch.compiler.disable(eager, recursive=False)  # what the model consists of may still be captured
+    off: Callable[..., Any] = torch.compiler.disable
+    uncaptured = off(eager, recursive=False)  # what the model consists of may still be captured
 
     code = call.__code__.replace(co_name=f"autokernel_call_{next(_serial)}")
     own = types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)

@@ -9,7 +9,10 @@ from test_replace import export
 from test_training import ORACLE
 
 import autokernel
+from autokernel.errors import ConfigError
 from autokernel.model import LoadedModel
+from autokernel.modelinputs import place_inputs
+from autokernel.outputs import disagreement, expect, output_leaves
 
 transformers = pytest.importorskip("transformers")
 
@@ -60,6 +63,20 @@ def test_a_forward_fills_the_cache_that_it_was_given(run):
     assert got.cache is caches[0]
     assert caches[0].get_seq_length() == PROMPT + 1
     torch.testing.assert_close(caches[0].layers[0].keys, caches[1].layers[0].keys)
+
+
+def test_the_cache_is_compared_as_part_of_the_output(run):
+    item = LoadedModel(model=llama(), args=(), kwargs={"input_ids": prompt(), "use_cache": True}, name="llama")
+    expected = expect(item)
+    assert expected.names == ("output.logits", "output.cache.layers[0].keys", "output.cache.layers[0].values")
+    autokernel.apply(item.model, run)
+    assert disagreement(output_leaves(item.model, item), expected) is None
+
+
+def test_a_cache_as_an_input_is_refused():
+    cache = transformers.DynamicCache(config=llama().config)
+    with pytest.raises(ConfigError, match="'cache' of get_inputs.. is a DynamicCache, which each forward would fill"):
+        place_inputs((), {"input_ids": prompt(), "cache": cache}, torch.device("cpu"), None)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
