@@ -76,7 +76,7 @@ def _named_outputs(run: Callable[..., Any], loaded: LoadedModel) -> list[tuple[s
 
 
 def named_tensors(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor in nested lists, tuples, mappings, dataclasses, caches and registered pytree nodes, with its place."""
+    """Each tensor in nested lists, tuples, mappings, dataclasses, caches and registered pytree nodes, and its place."""
     if isinstance(tree, Tensor):
         yield name, tree
     elif is_dataclass(tree) and not isinstance(tree, type):

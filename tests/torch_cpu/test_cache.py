@@ -75,7 +75,7 @@ def test_the_cache_is_compared_as_part_of_the_output(run):
 
 def test_a_cache_as_an_input_is_refused():
     cache = transformers.DynamicCache(config=llama().config)
-    with pytest.raises(ConfigError, match="'cache' of get_inputs.. is a DynamicCache, which each forward would fill"):
+    with pytest.raises(ConfigError, match="a DynamicCache, which each forward would fill"):
         place_inputs((), {"input_ids": prompt(), "cache": cache}, torch.device("cpu"), None)
 
 
