@@ -64,7 +64,7 @@ def capture(loaded: LoadedModel) -> list[CapturedGraph]:
             found[gm] = replace(known, calls=known.calls + 1) if known else CapturedGraph(gm=gm, inputs=inputs)
             return gm(*inputs)
 
-        return run
+        return run if any(node.op == "call_function" for node in gm.graph.nodes) else gm.forward
 
     breaks = _break_reasons()
     try:
