@@ -38,7 +38,7 @@ class Applied:
         self._replacer = Replacer.of(replacements, lower=lowering(compiler))
         self._before = model._compiled_call_impl
         # Where nn.Module.compile puts its result: not part of the state_dict, and neither copied nor pickled.
-        model._compiled_call_impl = compile_call(model, self._replacer.backend)
+        model._compiled_call_impl = compile_call(model, self._replacer.backend, self._replacer.tally)
 
     @property
     def calls(self) -> Mapping[str, int]:
@@ -52,8 +52,13 @@ class Applied:
 
     @property
     def training_graphs(self) -> int:
-        """Graphs that were left alone because they need gradients."""
+        """Graphs that need gradients and were left alone, as no kernel had a place or they could not be traced."""
         return self._replacer.training_graphs
+
+    @property
+    def uncaptured(self) -> int:
+        """Calls of the model that ran eagerly as a whole, as torch.compile had given up: after too many shapes."""
+        return self._replacer.tally.uncaptured
 
     def check(self) -> None:
         """Raises: ConfigError when a kernel was never called."""
@@ -72,14 +77,14 @@ class Applied:
         self.undo()
 
     def _why_idle(self, idle: Sequence[str]) -> str:
-        if self.training_graphs:
-            return "the model ran with gradients; call it under torch.no_grad()"
-        if not self._replacer.inference_graphs:
+        if not self._replacer.graphs and not self.training_graphs:
             return "the model was not called; call the module itself, not its forward"
         if seen := [op for op in idle if self.fallbacks[op]]:
             return (
                 f"{', '.join(seen)} ran with other shapes, dtypes or strides than in the run: optimize for these inputs"
             )
+        if self.training_graphs:
+            return "graphs that need gradients ran without kernels, for the reason in the log; try torch.no_grad()"
         return "this model does not contain the op as the run's model did"
 
 
@@ -88,7 +93,7 @@ def apply(
 ) -> Applied:
     """Put the kernels of `run` into `model`; they are called for exactly the calls that the run verified.
 
-    Without gradients only: a forward that needs them runs as before, with one warning.
+    Where a forward needs gradients, its backward runs the model's own nodes, some of which it computes anew.
 
     Args:
         run: a run's name in ./.autokernel, "latest", or the path of a run directory.

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from autokernel.attention import whole_attention
 from autokernel.biases import split_biases
 from autokernel.errors import ConfigError
 from autokernel.model import LoadedModel, forward
@@ -41,6 +42,14 @@ class CapturedGraph:
     calls: int = 1
 
 
+@dataclass(kw_only=True)
+class Tally:
+    """How often the graphs of a model ran, and how often the model ran without any of them."""
+
+    runs: int = 0
+    uncaptured: int = 0
+
+
 def capture(loaded: LoadedModel) -> list[CapturedGraph]:
     """The graphs that one forward of the model runs, in order of their first run; several when Dynamo breaks the graph.
 
@@ -55,7 +64,7 @@ def capture(loaded: LoadedModel) -> list[CapturedGraph]:
             found[gm] = replace(known, calls=known.calls + 1) if known else CapturedGraph(gm=gm, inputs=inputs)
             return gm(*inputs)
 
-        return run
+        return run if any(node.op == "call_function" for node in gm.graph.nodes) else gm.forward
 
     breaks = _break_reasons()
     try:
@@ -73,9 +82,18 @@ def capture(loaded: LoadedModel) -> list[CapturedGraph]:
 _HINT = "torch.compile(model) must work on it; TORCH_LOGS=graph_breaks shows where it does not"
 
 
-def as_captured(gm: GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+def as_captured(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """The backend that changes nothing."""
-    return gm.forward
+    checkpoint = torch.ops.higher_order.tag_activation_checkpoint
+    if not any(node.target is checkpoint for node in gm.graph.nodes):
+        return gm.forward
+    # Run as it is, a checkpoint draws other random numbers when it is computed again: wrong gradients (torch 2.13).
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import default_partition
+
+    lower = aot_autograd(fw_compiler=lambda part, _inputs: boxed(part.forward), partition_fn=default_partition)
+    compiled: Callable[..., Any] = lower(gm, inputs)
+    return compiled
 
 
 def inference_backend(compile_graph: GraphCompiler, *, train: Backend = as_captured) -> Backend:
@@ -85,40 +103,62 @@ def inference_backend(compile_graph: GraphCompiler, *, train: Backend = as_captu
     Dynamo captured it.
     """
     from torch._dynamo.backends.common import aot_autograd
-    from torch._guards import tracing
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-    whole_attention = contextlib.ExitStack()
+    whole = contextlib.ExitStack()
 
     def compile_aten(gm: GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-        whole_attention.close()  # the graph is traced; whoever compiles it on may take attention apart
-        _drop_aliases(gm)
+        whole.close()  # the graph is traced; whoever compiles it on may take attention apart
+        drop_aliases(gm)
         split_biases(gm)
-        # AOT Autograd has every tensor faked here, but a proof by numbers needs real ones.
-        with unset_fake_temporarily(), tracing(None), torch.inference_mode(False):
-            return _boxed(compile_graph(gm))
+        with real_tensors():
+            return boxed(compile_graph(gm))
 
     def backend(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if torch.is_grad_enabled() and _needs_grad(gm, inputs):
             return train(gm, inputs)
         lower = aot_autograd(fw_compiler=compile_aten, inference_compiler=compile_aten)
-        with whole_attention:
-            whole_attention.enter_context(_whole_attention())
+        with whole:
+            whole.enter_context(whole_attention())
             compiled: Callable[..., Any] = lower(gm, inputs)
         return compiled
 
     return backend
 
 
-def compile_call(model: nn.Module, backend: Backend) -> Callable[..., Any]:
+@contextlib.contextmanager
+def real_tensors() -> Iterator[None]:
+    """AOT Autograd has every tensor faked, but a proof by numbers needs real ones, and no gradients."""
+    from torch._guards import tracing
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with unset_fake_temporarily(), tracing(None), torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def compile_call(model: nn.Module, backend: Backend, tally: Tally | None = None) -> Callable[..., Any]:
     """`model`'s call (hooks and all) through torch.compile with `backend`, one graph for each set of shapes.
 
     Dynamo keeps compiled code, counts recompilations and gives up by code object. This one has a code object of its
     own, so that other instances of the class, and other uses of torch.compile, neither see it nor use it up.
+
+    Args:
+        tally: its `runs` are counted by what `backend` returns, `uncaptured` here.
     """
+    counted = tally or Tally()
+
+    def eager(*args: Any, **kwargs: Any) -> Any:
+        before = counted.runs
+        result = model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        counted.uncaptured += counted.runs == before
+        return result
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        if torch.compiler.is_compiling():
+            return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return uncaptured(*args, **kwargs)
+
+    off: Callable[..., Any] = torch.compiler.disable
+    uncaptured = off(eager, recursive=False)  # what the model consists of may still be captured
 
     code = call.__code__.replace(co_name=f"autokernel_call_{next(_serial)}")
     own = types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
@@ -142,30 +182,15 @@ def trace(fn: Callable[..., Tensor], inputs: Mapping[str, Tensor]) -> GraphModul
 
     def keep(gm: GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
         graphs.append(gm)
-        return _boxed(gm.forward)
+        return boxed(gm.forward)
 
     def positional(*values: Tensor) -> Tensor:
         return fn(**dict(zip(names, values, strict=True)))
 
-    with torch.no_grad(), FakeTensorMode(), _quiet(), _whole_attention():
+    with torch.no_grad(), FakeTensorMode(), _quiet(), whole_attention():
         fakes = [_empty_like(value) for value in inputs.values()]
         aot_function(positional, fw_compiler=keep, inference_compiler=keep)(*fakes)
     return graphs[0]
-
-
-def _whole_attention() -> contextlib.AbstractContextManager[None]:
-    """Keep `scaled_dot_product_attention` one node, which chooses its way when it runs.
-
-    It would become what the device, the dtype and the sizes make it choose while it is traced (cuDNN for a long
-    sequence, another for a short one), so that no pattern traced at small sizes would be found at the model's.
-    """
-    from torch.export.exported_program import _override_composite_implicit_decomp
-
-    attention = torch.ops.aten.scaled_dot_product_attention.default
-    keep: contextlib.AbstractContextManager[None] = _override_composite_implicit_decomp(
-        {attention: lambda *_args, **_kwargs: NotImplemented}
-    )
-    return keep
 
 
 @contextlib.contextmanager
@@ -184,7 +209,7 @@ def _empty_like(value: Tensor) -> Tensor:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
-def _drop_aliases(gm: GraphModule) -> None:
+def drop_aliases(gm: GraphModule) -> None:
     """Erase `alias` and `detach` between operations: in a functional graph without gradients they mean nothing."""
     for node in list(gm.graph.nodes):
         same = node.target in (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
@@ -194,7 +219,7 @@ def _drop_aliases(gm: GraphModule) -> None:
     gm.recompile()
 
 
-def _boxed(run: Callable[..., Any]) -> Callable[[list[Any]], Any]:
+def boxed(run: Callable[..., Any]) -> Callable[[list[Any]], Any]:
     """AOT Autograd's calling convention: one list, which the callee empties, so that inputs can be freed early."""
 
     def call(arguments: list[Any]) -> Any:

@@ -25,7 +25,7 @@ def fold_constants(gm: GraphModule) -> int:
     Left alone: random numbers, operations with effects, and what the graph returns, which the caller may write to.
     """
     constant = _constant_nodes(gm)
-    constant -= _returned(gm, constant)
+    returned = _returned(gm, constant)
     values: dict[Node, Any] = {}
     with torch.no_grad():
         for node in gm.graph.nodes:
@@ -35,6 +35,7 @@ def fold_constants(gm: GraphModule) -> int:
         node
         for node, value in values.items()
         if node.op != "get_attr"
+        and node not in returned
         and (value is None or isinstance(value, Tensor))
         and any(user not in constant for user in node.users)
     ]

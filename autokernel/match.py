@@ -8,7 +8,7 @@ left runs on random inputs beside the oracle, and a look-alike is refused.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,9 +48,13 @@ class Matcher:
     _patterns: dict[Any, Pattern | None] = field(default_factory=dict)
     _proofs: dict[str, str | None] = field(default_factory=dict)
 
-    def find(self, gm: GraphModule) -> list[Match]:
-        """Proven matches that do not overlap, the larger ones preferred, in graph order."""
-        order = {node: i for i, node in enumerate(gm.graph.nodes)}
+    def find(self, gm: GraphModule, within: Container[Node] | None = None) -> list[Match]:
+        """Proven matches that do not overlap, the larger ones preferred, in graph order.
+
+        Args:
+            within: look at these nodes only, and let the others use inner values of a match.
+        """
+        order = {node: i for i, node in enumerate(gm.graph.nodes) if within is None or node in within}
         candidates = [m for spec in self._specs() for s in spec.spellings for m in self._candidates(gm, order, spec, s)]
         taken: set[Node] = set()
         found: list[Match] = []
@@ -68,7 +72,7 @@ class Matcher:
         self, gm: GraphModule, order: Mapping[Node, int], spec: KernelSpec, spelling: Spelling
     ) -> Iterator[Match]:
         kinds = {kind_of(node) for node in gm.graph.nodes if node.op == "call_function"}
-        for node in gm.graph.nodes:
+        for node in order:
             value = value_of(node)
             if node.op != "call_function" or not isinstance(value, Tensor) or value.dtype not in DTYPE_NAMES:
                 continue
@@ -115,7 +119,7 @@ class Matcher:
             exact = strict(pattern, node) if pattern else None
             if exact and exact.inputs == binding.inputs:
                 nodes = tuple(sorted(set(exact.nodes.values()), key=order.__getitem__))
-                return as_match(spec, spelling, nodes, exact, scalars)
+                return as_match(spec, spelling, nodes, exact, scalars, order)
         return None
 
     def _proven(self, gm: GraphModule, match: Match) -> bool:

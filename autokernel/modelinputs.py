@@ -44,13 +44,19 @@ def place_inputs(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The inputs on `target`, floating ones in `dtype`; only CPU tensors are moved.
 
-    Raises: ConfigError naming an argument that the model file itself put on another device.
+    Raises: ConfigError naming an argument that the model file itself put on another device, or that no forward leaves
+    as it was.
     """
     for name, value in named_leaves(args, kwargs):
         if isinstance(value, Tensor) and value.device not in (torch.device("cpu"), target):
             raise ConfigError(
                 f"{name} of get_inputs() is on {value.device}, the model is on {target}",
                 hint="create inputs on the CPU and choose the device with --device",
+            )
+        if is_cache(value):
+            raise ConfigError(
+                f"{name} of get_inputs() is a {type(value).__name__}, which each forward would fill further",
+                hint="let the model make its cache itself (transformers: use_cache=True)",
             )
 
     def place(value: Any) -> Any:
@@ -60,6 +66,11 @@ def place_inputs(
         return value.detach().to(device=target, dtype=DTYPES[dtype] if dtype and floating else value.dtype)
 
     return pytree.tree_map(place, args), pytree.tree_map(place, kwargs)
+
+
+def is_cache(value: Any) -> bool:
+    """Whether this is a cache of keys and values as transformers has them, which a forward changes in place."""
+    return isinstance(getattr(value, "layers", None), list) and callable(getattr(value, "update", None))
 
 
 def named_leaves(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,12 +52,18 @@ def static(value: Any) -> bool:
 
 
 def as_match(
-    spec: KernelSpec, spelling: Spelling, nodes: tuple[Node, ...], binding: Binding, scalars: Mapping[str, Scalar]
+    spec: KernelSpec,
+    spelling: Spelling,
+    nodes: tuple[Node, ...],
+    binding: Binding,
+    scalars: Mapping[str, Scalar],
+    searched: Container[Node],
 ) -> Match | None:
-    """The match, unless an inner value is used elsewhere, a parameter is computed, or the op takes no such tensors."""
+    """The match, unless an inner value is used elsewhere in `searched`, a parameter is computed, or the op takes no
+    such tensors."""
     inside = set(nodes)
     for node in nodes[:-1]:
-        if kind_of(node) not in VIEWS and any(user not in inside for user in node.users):
+        if kind_of(node) not in VIEWS and any(user in searched and user not in inside for user in node.users):
             return None
     if any(name in PARAMETERS and not _is_model_tensor(source) for name, source in binding.inputs.items()):
         return None

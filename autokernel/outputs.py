@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from autokernel.errors import ConfigError
 from autokernel.model import LoadedModel
+from autokernel.modelinputs import is_cache
 from autokernel.spec import DEFAULT_TOLERANCES, DTYPE_NAMES, DTYPES
 
 _log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ def _named_outputs(run: Callable[..., Any], loaded: LoadedModel) -> list[tuple[s
 
 
 def named_tensors(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor in nested lists, tuples, mappings, dataclasses and registered pytree nodes, with its place."""
+    """Each tensor in nested lists, tuples, mappings, dataclasses, caches and registered pytree nodes, and its place."""
     if isinstance(tree, Tensor):
         yield name, tree
     elif is_dataclass(tree) and not isinstance(tree, type):
@@ -87,6 +88,10 @@ def named_tensors(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(tree, (list, tuple)):
         for i, value in enumerate(tree):
             yield from named_tensors(value, f"{name}[{i}]")
+    elif is_cache(tree):
+        for i, layer in enumerate(tree.layers):
+            states = {key: value for key, value in vars(layer).items() if isinstance(value, Tensor)}
+            yield from ((f"{name}.layers[{i}].{key}", value) for key, value in states.items())
     else:
         leaves = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
         yield from ((f"{name} leaf {i}", leaf) for i, leaf in enumerate(leaves))

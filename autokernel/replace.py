@@ -19,12 +19,13 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from autokernel.biases import add_biases_in_sites, join_biases
-from autokernel.capture import Backend, as_captured, inference_backend
+from autokernel.capture import MAX_REASON, Backend, Tally, as_captured, inference_backend
 from autokernel.fold import fold_constants, share_repeated
 from autokernel.loading import get_spec
 from autokernel.match import Match, Matcher
 from autokernel.records import Case
 from autokernel.spec import Adapter
+from autokernel.training import NothingTakenError, Parts, compile_training, keep_all, keep_little
 
 _log = logging.getLogger(__name__)
 
@@ -69,37 +70,40 @@ class Replacement:
 
 @dataclass(kw_only=True)
 class Replacer:
-    """A torch.compile backend's state: the kernels by op, and how the graphs that it saw were treated.
+    """A torch.compile backend's state: the kernels by op, each for other calls, and how the graphs it saw were treated.
 
-    A graph with kernels is run node by node by PyTorch, unless `lower` makes something else of it. One that needs
-    gradients is left to `train`.
+    A graph with kernels is run node by node by PyTorch, unless `lower` makes something else of it, and of the backward
+    of one that needs gradients. Such a graph in which no kernel has a place is left to `train`.
     """
 
-    replacements: Mapping[str, Replacement]
+    replacements: Mapping[str, Sequence[Replacement]]
     lower: Lower | None = None
     train: Backend = as_captured
-    inference_graphs: int = 0
+    graphs: int = 0
     training_graphs: int = 0
+    tally: Tally = field(default_factory=Tally)
     matcher: Matcher = field(init=False)
     _lowered: WeakSet[Lowered] = field(default_factory=WeakSet, init=False, repr=False)
+    _said: set[str] = field(default_factory=set, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.matcher = Matcher(ops=tuple(self.replacements))
 
     @classmethod
     def of(cls, kernels: Sequence[Replacement], lower: Lower | None = None, train: Backend = as_captured) -> Replacer:
-        """One with these kernels."""
-        return cls(replacements={item.op: item for item in kernels}, lower=lower, train=train)
+        """One with these kernels; of two for one call of an op, the first is taken."""
+        by_op = {item.op: [other for other in kernels if other.op == item.op] for item in kernels}
+        return cls(replacements=by_op, lower=lower, train=train)
 
     @property
     def calls(self) -> dict[str, int]:
         """How often each op's kernel has run."""
-        return {op: item.calls for op, item in self.replacements.items()}
+        return {op: sum(item.calls for item in items) for op, items in self.replacements.items()}
 
     @property
     def fallbacks(self) -> dict[str, int]:
         """How often an op ran as the model wrote it, because the call was not among those verified."""
-        return {op: item.fallbacks for op, item in self.replacements.items()}
+        return {op: sum(item.fallbacks for item in items) for op, items in self.replacements.items()}
 
     @property
     def backend(self) -> Backend:
@@ -107,27 +111,48 @@ class Replacer:
         return inference_backend(self._compile, train=self._train)
 
     def _compile(self, gm: GraphModule) -> Callable[..., Any]:
-        self.inference_graphs += 1
+        self.graphs += 1
+        _, left = self._place(gm)
+        return self._finish(gm, left)
+
+    def _place(self, gm: GraphModule, within: set[Node] | None = None) -> tuple[set[Node], Counter[str]]:
+        """Put kernels into the graph, or those nodes of it; the nodes that they stand for, and what was left by op."""
+        taken: set[Node] = set()
         left: Counter[str] = Counter()
         adapted: dict[tuple[int, Node], Node] = {}
         moved: dict[Node, Node] = {}
-        for match in self.matcher.find(gm):
-            replacement = self.replacements[match.op]
-            if replacement.verified(match.case):
+        for match in self.matcher.find(gm, within):
+            replacement = next((item for item in self.replacements[match.op] if item.verified(match.case)), None)
+            if replacement:
                 inputs = {name: moved.get(node, node) for name, node in match.inputs.items()}
                 moved[match.output] = _insert(gm.graph, replace(match, inputs=inputs), replacement, adapted)
+                taken |= set(match.nodes)
             else:
                 left[match.op] += 1
         join_biases(gm)
+        return taken, left
+
+    def _finish(self, gm: GraphModule, left: Mapping[str, int]) -> Callable[..., Any]:
+        """What runs a graph with kernels in it."""
+        self._tidy(gm)
+        run: Callable[..., Any] = gm.forward
+        if self.lower:
+            self._lowered.add(run := self.lower(gm))
+        return self._counting(run, left)
+
+    def _finish_backward(self, gm: GraphModule) -> Callable[..., Any]:
+        """As `_finish`; it stays after `release`, as `undo` may come before the backward, unless kernels are in it."""
+        if any(isinstance(node.target, Site) for node in gm.graph.nodes):  # of a checkpoint, which runs them again
+            return self._finish(gm, {})
+        self._tidy(gm)
+        return self.lower(gm) if self.lower else gm.forward
+
+    def _tidy(self, gm: GraphModule) -> None:
         if self.lower is None:  # an operator of its own takes no bias along
             add_biases_in_sites(gm)
         fold_constants(gm)
         share_repeated(gm)
         gm.graph.lint()
-        run: Callable[..., Any] = gm.forward
-        if self.lower:
-            self._lowered.add(run := self.lower(gm))
-        return self._counting(run, left) if left else run
 
     def release(self) -> None:
         """Free what the compiled graphs hold; they cannot be called any more."""
@@ -136,20 +161,43 @@ class Replacer:
 
     def _counting(self, run: Callable[..., Any], left: Mapping[str, int]) -> Callable[..., Any]:
         def counted(*inputs: Any) -> Any:
+            self.tally.runs += 1
             for op, count in left.items():
-                if self.replacements[op].enabled:
-                    self.replacements[op].fallbacks += count
+                first, *_ = self.replacements[op]
+                if first.enabled:
+                    first.fallbacks += count
             return run(*inputs)
 
         return counted
 
     def _train(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        if not self.training_graphs:
-            _log.warning(
-                "the model runs with gradients: kernels have no backward and are not used; use torch.no_grad()"
-            )
+        left: Counter[str] = Counter()
+        try:
+            return self._compile_training(gm, inputs, left)
+        except NothingTakenError:
+            why = "no kernel has a place in it"
+        except Exception as error:  # what AOT Autograd and Inductor refuse has no common class
+            why = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:MAX_REASON]}"
+        if why not in self._said:
+            _log.warning("a graph that needs gradients runs without kernels: %s", why)
+        self._said.add(why)
         self.training_graphs += 1
-        return self.train(gm, inputs)
+        return self._counting(self.train(gm, inputs), left)
+
+    def _compile_training(self, gm: GraphModule, inputs: Sequence[Any], left: Counter[str]) -> Callable[..., Any]:
+        def place(joint: GraphModule, within: set[Node]) -> set[Node]:
+            nonlocal left
+            taken, missed = self._place(joint, within)
+            left |= missed  # of a first attempt, too: attention that no kernel takes is taken apart in the next
+            return taken
+
+        parts = Parts(
+            forward=lambda part: self._finish(part, left), backward=self._finish_backward, inference=self._compile
+        )
+        partition = keep_little if self.lower else keep_all
+        compiled = compile_training(gm, inputs, place=place, partition=partition, parts=parts)
+        self.graphs += 1
+        return compiled
 
 
 class Site:
@@ -275,7 +323,9 @@ def _adapted(graph: Graph, name: str, match: Match, adapted: dict[tuple[int, Nod
     if adapter is None:
         return node
     if (id(adapter), node) not in adapted:
-        adapted[id(adapter), node] = graph.call_function(Check(name, adapter), (node,))
+        check = graph.call_function(Check(name, adapter), (node,))
+        check.meta = dict(node.meta)
+        adapted[id(adapter), node] = check
     return adapted[id(adapter), node]
 
 

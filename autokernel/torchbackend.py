@@ -1,7 +1,7 @@
 """`torch.compile(model, backend="autokernel")`: a run's kernels, and Inductor for everything around them.
 
 The name is found through the package's entry point in `torch_dynamo_backends`, or once `autokernel.apply` or
-`autokernel.backend` were used. What needs gradients is compiled by Inductor alone.
+`autokernel.backend` were used. What needs gradients and has no place for a kernel is compiled by Inductor alone.
 """
 
 from __future__ import annotations

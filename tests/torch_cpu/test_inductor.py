@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import loaded, tokens, toy
+from models import HIDDEN, SEQUENCE, Norm, loaded, tokens, toy
 from test_replace import CPP_NORM, cases_of, export
 from torch._dynamo.backends.registry import lookup_backend
 
@@ -113,13 +113,50 @@ def test_torch_compile_by_object_and_by_name(run):
     assert by_object.calls == {"rmsnorm": 10}
 
 
-def test_what_needs_gradients_is_compiled_without_kernels(run, caplog):
+def trained():
+    """A model to train with one place for the kernel, an input, and the gradients of a forward that runs some way."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(HIDDEN, HIDDEN), Norm(), torch.nn.GELU())
+    x = torch.randn(1, SEQUENCE, HIDDEN)
+
+    def gradients(run):
+        model.zero_grad()
+        run(x).sin().mean().backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    return model, x, gradients
+
+
+def test_kernels_are_called_in_training_and_the_backward_is_compiled(run):
+    model, x, gradients = trained()
+    want = gradients(model)
+    with autokernel.apply(model, run, ops=["rmsnorm"], compiler="inductor") as applied:
+        torch.testing.assert_close(gradients(model), want)
+        torch.testing.assert_close(gradients(model), want)
+        assert applied.calls == {"rmsnorm": 2}
+        assert applied.training_graphs == 0
+        late = model(x).sin().mean()
+    model.zero_grad()
+    late.backward()  # after the kernel was taken out
+    torch.testing.assert_close([parameter.grad for parameter in model.parameters()], want)
+
+
+def test_torch_compile_trains_with_kernels(run):
+    model, _, gradients = trained()
+    want = gradients(model)
+    backend = autokernel.backend(run, ops=["rmsnorm"])
+    compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
+    torch.testing.assert_close(gradients(compiled), want)
+    assert backend.calls == {"rmsnorm": 1}
+
+
+def test_what_needs_gradients_and_has_no_place_is_compiled_without_kernels(run, caplog):
     item = loaded(torch.nn.Linear(4, 4), torch.randn(2, 4))
     backend = autokernel.backend(run, ops=["rmsnorm"])
     with caplog.at_level(logging.WARNING, logger="autokernel"):
         torch.compile(item.model, backend=backend)(*item.args).sum().backward()
     assert item.model.weight.grad is not None
-    assert "no backward" in caplog.text
+    assert "no kernel has a place" in caplog.text
 
 
 def test_the_way_that_the_run_measured_is_the_default(tmp_path):

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import logging
 
 import pytest
 import torch
@@ -43,8 +42,10 @@ def kernel_fn(x, weight, eps=1e-6):
 """
 
 
-def export(run, op, text, cases, used=True):
-    folder = run / "optimized" / op
+def export(run, name, text, cases, used=True, op=None):
+    """A kernel as a run exports it, in a folder of this name, which is the op's if none is given."""
+    op = op or name
+    folder = run / "optimized" / name
     folder.mkdir(parents=True)
     (folder / "kernel.py").write_text(text)
     meta = {"op": op, "backend": "cpp", "cases": [case.to_json() for case in cases], "used": used}
@@ -205,27 +206,47 @@ def LoadedCopy(item):
     return loaded(copy.deepcopy(item.model), *item.args)
 
 
-def test_training_is_left_alone_and_said_once(run, caplog):
-    item = toy()
-    applied = autokernel.apply(item.model, run)
-    with caplog.at_level(logging.WARNING, logger="autokernel"):
-        item.model(*item.args).sum().backward()
-        item.model(tokens(sequence=9)).sum().backward()
-    assert item.model.norm.weight.grad is not None
-    assert applied.calls == {"rmsnorm": 0}
-    assert applied.training_graphs == 2
-    assert len(caplog.records) == 1
-    with pytest.raises(ConfigError) as failure:
-        applied.check()
-    assert "no_grad" in failure.value.hint
-
-
 def test_inference_mode_uses_the_kernels(run):
     item = toy()
     applied = autokernel.apply(item.model, run)
     with torch.inference_mode():
         item.model(*item.args)
     assert applied.calls == {"rmsnorm": 5}
+
+
+def test_torch_compile_around_an_applied_model(run):
+    """It runs the graph with kernels; a larger model takes the applied one in as its author wrote it."""
+    item = toy()
+    around = torch.nn.Sequential(item.model, torch.nn.ReLU())
+    applied = autokernel.apply(item.model, run)
+    with torch.no_grad():
+        torch.compile(item.model, backend="eager")(*item.args)
+        assert applied.calls == {"rmsnorm": 5}
+        torch.compile(around, backend="eager")(*item.args)
+        assert applied.calls == {"rmsnorm": 5}
+
+
+def test_a_graph_break_leaves_pieces_with_kernels(run):
+    """And calls of the pieces are no reason to capture anything anew."""
+
+    class Broken(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = Norm(), Norm()
+
+        def forward(self, x):
+            y = self.first(x)
+            torch._dynamo.graph_break()
+            return self.second(y)
+
+    model = Broken()
+    x = torch.randn(1, SEQUENCE, HIDDEN)
+    applied = autokernel.apply(model, run)
+    with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
+        for _ in range(4):
+            model(x)
+    assert applied.calls == {"rmsnorm": 8}
+    assert applied.uncaptured == 0
 
 
 def test_a_model_never_called_fails_the_check(run):
