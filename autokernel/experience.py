@@ -6,14 +6,13 @@ keys; nothing here can make a prompt grow with the night.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from collections.abc import Iterator, Sequence
 
 from autokernel.errors import ConfigError
 from autokernel.history import KernelHistory
-from autokernel.kernelfile import KernelFile, parse_kernel, with_config
+from autokernel.kernelfile import KernelFile, without_config
 from autokernel.records import Decision, Experiment, Verdict
 
 IDEA_CHARS = 200
@@ -122,11 +121,9 @@ def without_secrets(text: str) -> str:
     return _SECRET.sub("[key removed]", text)
 
 
-@functools.lru_cache(maxsize=1024)
 def _read(text: str) -> tuple[KernelFile, str] | None:
-    """The literals of a kernel.py and its text without CONFIG; None when it is none."""
+    """As `without_config`; None when it is no kernel.py."""
     try:
-        kernel = parse_kernel(text)
-        return kernel, with_config(text, {}) if kernel.config else text
+        return without_config(text)
     except ConfigError:
         return None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from autokernel.errors import ConfigError
+from autokernel.kerneltext import by_digest, text_digest
 
 Value = int | float | str | bool
 Config = dict[str, Value]
@@ -126,3 +127,13 @@ def _literal(nodes: Mapping[str, ast.expr], name: str, kind: type[T]) -> T:
     if not isinstance(value, kind):
         raise ConfigError(f"{name} = {value!r} is not a {kind.__name__}", hint="see the kernel.py contract")
     return value
+
+
+@by_digest(maxsize=1024)
+def without_config(text: str) -> tuple[KernelFile, str]:
+    """The literals of a kernel.py, and a digest of it with CONFIG taken out: equal where only CONFIG differs.
+
+    Raises: ConfigError as `parse_kernel` does.
+    """
+    kernel = parse_kernel(text)
+    return kernel, text_digest(with_config(text, {}) if kernel.config else text)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from autokernel.errors import IntegrityError
+
+T = TypeVar("T")
 
 
 def text_digest(text: str) -> str:
@@ -53,3 +57,38 @@ class KernelText:
 
     def __set__(self, record: object, text: str | ShelvedText) -> None:
         record.__dict__[self._name] = text
+
+    @staticmethod
+    def digest(record: object, name: str) -> str:
+        """`text_digest` of the text in a record's field, without reading its file where it is known."""
+        held: str | ShelvedText = record.__dict__[f"_{name}"]
+        if isinstance(held, ShelvedText) and held.revise is None:
+            return held.digest
+        return text_digest(held if isinstance(held, str) else held.read())
+
+
+class ByDigest(Generic[T]):
+    """What a function says of texts, kept by their digests: functools.lru_cache would keep thousands of texts."""
+
+    def __init__(self, function: Callable[[str], T], maxsize: int) -> None:
+        self._function, self._maxsize = function, maxsize
+        self._known: dict[str, T] = {}
+        functools.update_wrapper(self, function)
+
+    def __call__(self, text: str) -> T:
+        return self.of(text_digest(text), lambda: text)
+
+    def of(self, digest: str, read: Callable[[], str]) -> T:
+        """The same for the text with a digest, which is only read when it is new."""
+        if digest in self._known:
+            return self._known[digest]
+        found = self._function(read())
+        if len(self._known) >= self._maxsize:
+            del self._known[next(iter(self._known))]
+        self._known[digest] = found
+        return found
+
+
+def by_digest(maxsize: int) -> Callable[[Callable[[str], T]], ByDigest[T]]:
+    """Decorate a function of a text: the newest `maxsize` results are kept."""
+    return lambda function: ByDigest(function, maxsize)

@@ -4,7 +4,6 @@ gives the next; no torch.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from autokernel.errors import AutokernelError, ConfigError
 from autokernel.history import KernelHistory
 from autokernel.kernelfile import Value, parse_kernel, with_config
+from autokernel.kerneltext import by_digest
 from autokernel.records import Decision, Proposal
 from autokernel.rundir import RunDir
 from autokernel.settings import OUTSIDE
@@ -124,7 +124,7 @@ def _moved(trial: Trial, theirs: Space, ours: Space) -> Trial | None:
     return None if point is None else replace(trial, point=ours.canonical(point), digest=None)
 
 
-@functools.lru_cache(maxsize=2 * LOOKED_BACK)
+@by_digest(maxsize=2 * LOOKED_BACK)
 def _skeleton(text: str) -> str:
     try:
         return structure(with_config(text, {}) if parse_kernel(text).config else text)

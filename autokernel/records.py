@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from autokernel.kerneltext import KernelText, text_digest
+from autokernel.kerneltext import KernelText
 
 Scalar = bool | int | float | str | tuple[int, ...] | None
 """What a kernel takes beside tensors: an eps, a dim or several, a flag, a mode."""
@@ -301,7 +301,7 @@ class Proposal:
     @property
     def digest(self) -> str:
         """Content hash of the proposed file."""
-        return text_digest(self.kernel_py)
+        return KernelText.digest(self, "kernel_py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

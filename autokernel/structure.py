@@ -5,14 +5,13 @@ source included. What was judged once is not judged again; what differs by a nam
 from __future__ import annotations
 
 import ast
-import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autokernel.history import KernelHistory
-from autokernel.kerneltext import text_digest
-from autokernel.records import Experiment
+from autokernel.kerneltext import by_digest, text_digest
+from autokernel.records import Experiment, Proposal
 
 NATIVE = ("cpp", "cuda")
 """Backends whose multi-line strings are C++: there white space is free."""
@@ -29,8 +28,8 @@ _TOKEN = re.compile(
 )
 
 
-_UNFINISHED = ("/*", '"', "'")
-"""What begins a comment or literal; met as a sign, it has no end."""
+_UNFINISHED = ("/*", '"', "'", "\\")
+"""What begins a comment, a literal or the next line; met as a sign, it does not end, or not as it should."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +56,17 @@ def twin_of(history: KernelHistory, text: str) -> Twin | None:
     if wanted == structure(history.incumbent):
         return Twin(is_incumbent=True)
     for experiment in history.experiments:
-        if wanted == structure(experiment.proposal.kernel_py):
+        if wanted == _structure_of(experiment.proposal):
             return Twin(experiment=experiment)
     return Twin() if history.starter is not None and wanted == structure(history.starter) else None
 
 
-@functools.lru_cache(maxsize=4096)
+def _structure_of(proposal: Proposal) -> str:
+    """A night has thousands, of which no file is read twice."""
+    return structure.of(proposal.digest, lambda: proposal.kernel_py)
+
+
+@by_digest(maxsize=8192)
 def structure(text: str) -> str:
     """A digest that is equal for files that are the same kernel; that of the text itself for what is no Python."""
     try:

@@ -8,14 +8,13 @@ machine that slows down during the night does not blur them.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autokernel.errors import ConfigError
 from autokernel.history import KernelHistory
-from autokernel.kernelfile import KernelFile, parse_kernel, with_config
+from autokernel.kernelfile import KernelFile, without_config
 from autokernel.records import Decision, Experiment, Verdict
 from autokernel.tuner.space import Point, Space
 
@@ -89,7 +88,7 @@ class _Walk:
 
     def __init__(self, space: Space, history: KernelHistory) -> None:
         self.space = space
-        self.skeleton = read_kernel(history.incumbent)[1]
+        self.skeleton = without_config(history.incumbent)[1]
         self.seen: set[Point] = set()
         self.passed: set[Point] = set()
         self.faults: list[frozenset[Setting]] = []
@@ -128,20 +127,10 @@ class _Walk:
 
     def _point(self, text: str) -> Point | None:
         try:
-            kernel, skeleton = read_kernel(text)
+            kernel, skeleton = without_config(text)
         except ConfigError:
             return None  # another agent's candidate may be no Python at all
         return self.space.locate(kernel.config) if skeleton == self.skeleton else None
-
-
-@functools.lru_cache(maxsize=1024)
-def read_kernel(text: str) -> tuple[KernelFile, str]:
-    """The literals of a kernel.py, and its text with CONFIG taken out: equal for kernels that differ only in CONFIG.
-
-    Raises: ConfigError as `parse_kernel` does.
-    """
-    kernel = parse_kernel(text)
-    return kernel, with_config(text, {}) if kernel.config else text
 
 
 def fit_effects(measurements: Sequence[Measurement], centre: Point) -> dict[Setting, float]:

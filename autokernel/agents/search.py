@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autokernel.agents import Agent, AgentOptions
-from autokernel.agents.evidence import Evidence, changes, gather, read_kernel
+from autokernel.agents.evidence import Evidence, changes, gather
 from autokernel.errors import AgentError, ConfigError
 from autokernel.history import KernelHistory
-from autokernel.kernelfile import with_config
+from autokernel.kernelfile import with_config, without_config
 from autokernel.records import Proposal
 from autokernel.structure import twin_of
 from autokernel.tuner.space import Point
@@ -63,7 +63,7 @@ class SearchAgent:
         Raises: AgentError when the incumbent cannot be read; nothing could be proposed from it.
         """
         try:
-            kernel, _ = read_kernel(history.incumbent)
+            kernel, _ = without_config(history.incumbent)
         except ConfigError as error:
             raise AgentError(
                 f"the incumbent of {history.op} cannot be read: {error}",

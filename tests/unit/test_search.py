@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from autokernel.agents import AgentOptions, build_agent
-from autokernel.agents.evidence import Measurement, fit_effects, gather, read_kernel
+from autokernel.agents.evidence import Measurement, fit_effects, gather
 from autokernel.agents.search import SearchAgent, build
 from autokernel.errors import AgentError, ConfigError
 from autokernel.history import KernelHistory
@@ -246,7 +246,7 @@ def test_a_failure_that_a_later_pass_contradicts_is_forgotten():
     history = start(kernel(tunables, config))
     failed = Proposal(hypothesis="", kernel_py=kernel(tunables, {"A": 2, "B": 1}))
     passed = Proposal(hypothesis="", kernel_py=kernel(tunables, {"A": 2, "B": 2}))
-    kernel_file, _ = read_kernel(history.incumbent)
+    kernel_file = parse_kernel(history.incumbent)
     history = record(history, failed, Verdict.TIMEOUT)
     assert gather(history, kernel_file).faults == (frozenset({(0, 1)}),)
     history = record(history, passed, Verdict.PASS, ratio=1.0)

@@ -11,6 +11,7 @@ from autokernel.agents.search import SearchAgent
 from autokernel.agents.talk import Reply
 from autokernel.journal import Journal
 from autokernel.kernelfile import with_config
+from autokernel.kerneltext import ByDigest, ShelvedText, text_digest
 from autokernel.loading import toplevel
 from autokernel.records import Decision, Outcome, Proposal, Verdict
 from autokernel.rundir import RunDir
@@ -92,9 +93,28 @@ def test_literals_of_the_source_are_left_alone():
     assert "/* b */" in bare_source(source)
 
 
-@pytest.mark.parametrize("source", ["int x; /* never ends\n", 'auto s = "never ends\n;', "it's\n"])
+@pytest.mark.parametrize("source", ["int x; /* never ends\n", 'auto s = "never ends\n;', "it's\n", "a \\ \n#b"])
 def test_what_does_not_end_is_left_as_it_is(source):
     assert bare_source(source) == source
+
+
+def test_a_text_that_is_known_is_neither_kept_nor_read_again():
+    lengths = ByDigest(len, maxsize=2)
+    assert [lengths("one"), lengths("three"), lengths("one")] == [3, 5, 3]
+    assert lengths.of(text_digest("one"), lambda: pytest.fail("it is known")) == 3
+    assert lengths("four") == 4
+    assert lengths.of(text_digest("one"), lambda: "read again") == len("read again")  # the oldest made room
+    assert all(len(key) == 16 for key in lengths._known)
+
+
+def test_an_experiment_on_disk_is_told_apart_without_reading_it(tmp_path):
+    path, before = tmp_path / "kernel.py", started()
+    path.write_text(KERNEL)
+    shelved = ShelvedText(path=str(path), digest=text_digest(KERNEL))
+    assert structure(KERNEL)
+    history = before.add(replace(experiment(1), proposal=Proposal(hypothesis="", kernel_py=shelved)))
+    path.unlink()
+    assert twin_of(history, KERNEL + "# the same\n").experiment.number == 1
 
 
 @given(st.lists(st.sampled_from(["#", "\n", " ", "//", "/*", "*/", '"', "'", 'R"(', ')"', "\\", "a", "1", "+"])))
