@@ -63,10 +63,11 @@ class Bench:
             return
         self._end_tuner()
         self._planned = planned
+        spec = get_spec(planned.op)
         self._judge = Judge(
             server=self._server,
-            spec=get_spec(planned.op),
-            dtypes=DTYPES_OF_BACKEND[self._backend],
+            spec=spec,
+            dtypes=tuple(dtype for dtype in DTYPES_OF_BACKEND[self._backend] if dtype in spec.dtypes),
             cases=planned.cases,
             builds=self._builds / planned.op,
         )

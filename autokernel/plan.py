@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch.fx import Node
@@ -16,13 +16,16 @@ from torch.fx import Node
 from autokernel.amdahl import potential, rank
 from autokernel.capture import CapturedGraph, capture
 from autokernel.errors import ConfigError
-from autokernel.loading import get_spec
+from autokernel.loading import ANY_CAPTURED, REFERENCE, STARTER, get_spec, is_captured
 from autokernel.match import Match, Matcher
 from autokernel.model import LoadedModel
 from autokernel.profiler import ModelProfile, attribute_nodes
 from autokernel.proof import untrue_adapter
 from autokernel.records import Case, PlannedOp, TimedCase
+from autokernel.regions.choose import Regions
+from autokernel.regions.partition import is_view
 from autokernel.roofline import Ceilings, floor_us
+from autokernel.spec import KernelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +33,7 @@ class Plan:
     """The ops worth working on, greatest potential first.
 
     `wall_us` is one eager forward; `graphs` how many graphs the model was captured as; `notes` say in plain words what
-    looked like an op and was refused.
+    looked like an op and was refused. `files` are those of captured subgraphs among the ops: texts by op and file name.
     """
 
     model: str
@@ -39,6 +42,7 @@ class Plan:
     graphs: int
     ops: tuple[PlannedOp, ...]
     notes: tuple[str, ...] = ()
+    files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads back."""
@@ -57,20 +61,26 @@ def make_plan(
     profile: ModelProfile,
     ceilings: Ceilings | None,
     ops: Sequence[str] | None = None,
+    backend: str = "cpp",
 ) -> Plan:
-    """Match, time and rank the ops of a model.
+    """Match, time and rank the ops of a model, and what fuses of the rest.
 
     Args:
-        ops: only these; None means all that are known.
+        ops: only these; None means all that are known. `graph` stands for the captured subgraphs, and so does the name
+            of one: they are what is left when all other ops are found.
         ceilings: None where they are unknown, and then headroom is.
+        backend: for which captured subgraphs get a first kernel.
 
     Raises: ConfigError when the model cannot be captured, an op is unknown, or none of the ops occurs in it.
     """
-    for op in ops or ():
+    named = [op for op in ops or () if not is_captured(op)]
+    for op in named:
         get_spec(op)
+    wants_regions = ops is None or len(named) < len(ops)
     graphs = capture(loaded)
-    matcher = Matcher(ops=ops)
-    found: dict[str, list[tuple[Match, float]]] = defaultdict(list)
+    matcher = Matcher(ops=None if wants_regions else ops)
+    regions = Regions(model=loaded.name)
+    found: dict[str, list[tuple[Case, float]]] = defaultdict(list)
     total_us = 0.0
     notes: list[str] = []
     for graph in graphs:
@@ -79,13 +89,20 @@ def make_plan(
         times = attribute_nodes(graph.gm, graph.inputs)
         total_us += sum(times.values()) * graph.calls
         for match in matches:
-            found[match.op] += [(match, _time_us(match, times))] * graph.calls
-    if not found:
+            if ops is None or match.op in named:
+                found[match.op] += [(match.case, _time_us(match, times))] * graph.calls
+        if wants_regions:
+            regions.add(graph, {node for match in matches for node in match.nodes if not is_view(node)}, times)
+    chosen = [item for item in regions.chosen(total_us, backend) if ops is None or _is_named(item.spec.op, ops)]
+    if not found and not chosen:
         raise _nothing_found(loaded, ops, matcher)
     # Node by node a graph may take longer than the eager forward; shares are of the wall time and sum to 1 at most.
     scale = min(1.0, profile.wall_us / total_us)
-    planned = [_planned(op, occurrences, scale, profile.wall_us, ceilings) for op, occurrences in found.items()]
+    specs = [get_spec(op) for op in found] + [item.spec for item in chosen]
+    found |= {item.spec.op: [(item.case, item.time_us / item.calls)] * item.calls for item in chosen}
+    planned = [_planned(spec, found[spec.op], scale, profile.wall_us, ceilings) for spec in specs]
     notes += [f"looks like {op} and is not: {reason}" for op, reason in dict.fromkeys(matcher.refused)]
+    notes += regions.notes
     return Plan(
         model=loaded.name,
         device=profile.device,
@@ -93,7 +110,12 @@ def make_plan(
         graphs=len(graphs),
         ops=rank(planned),
         notes=tuple(notes),
+        files={item.spec.op: {REFERENCE: item.reference, STARTER: item.starter} for item in chosen},
     )
+
+
+def _is_named(op: str, ops: Sequence[str]) -> bool:
+    return op in ops or ANY_CAPTURED in ops
 
 
 def true_matches(matcher: Matcher, graph: CapturedGraph) -> tuple[list[Match], list[str]]:
@@ -118,16 +140,16 @@ def _only_for(match: Match, node: Node) -> bool:
 
 
 def _planned(
-    op: str, occurrences: Sequence[tuple[Match, float]], scale: float, wall_us: float, ceilings: Ceilings | None
+    spec: KernelSpec, occurrences: Sequence[tuple[Case, float]], scale: float, wall_us: float, ceilings: Ceilings | None
 ) -> PlannedOp:
     time_us = scale * sum(us for _, us in occurrences)
-    calls = Counter(match.case.key for match, _ in occurrences)
-    cases = {match.case.key: match.case for match, _ in occurrences}
-    floor = _floor_us(op, [(cases[key], count) for key, count in calls.items()], ceilings)
+    calls = Counter(case.key for case, _ in occurrences)
+    cases = {case.key: case for case, _ in occurrences}
+    floor = _floor_us(spec, [(cases[key], count) for key, count in calls.items()], ceilings)
     headroom = None if floor is None else max(0.0, 1.0 - floor / time_us)
     share = min(1.0, time_us / wall_us)
     return PlannedOp(
-        op=op,
+        op=spec.op,
         cases=tuple(TimedCase(case=cases[key], calls=count) for key, count in calls.most_common()),
         time_us=time_us,
         share=share,
@@ -136,10 +158,9 @@ def _planned(
     )
 
 
-def _floor_us(op: str, calls: Sequence[tuple[Case, int]], ceilings: Ceilings | None) -> float | None:
+def _floor_us(spec: KernelSpec, calls: Sequence[tuple[Case, int]], ceilings: Ceilings | None) -> float | None:
     if ceilings is None:
         return None
-    spec = get_spec(op)
     total = 0.0
     for case, count in calls:
         floor = floor_us(spec.flops(case), spec.bytes_moved(case), case.dtype, ceilings)
