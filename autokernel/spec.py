@@ -92,7 +92,7 @@ class KernelSpec:
     that are no power of two, size one and empty. `adversarial` maps a name to a transformation of `stress_case`'s
     inputs. `flops` and `bytes_moved` count the useful work of a case. `allowed_aten` lists calls a candidate may make
     beyond allocation and views. `baselines` are PyTorch's own best ways to compute the op, with the oracle's signature.
-    `source` is the text of the file that describes a captured subgraph, for processes that cannot read it where it lies.
+    `source` is the text of a captured subgraph's file, for processes that cannot read it where it lies.
     """
 
     op: str

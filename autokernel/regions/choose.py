@@ -7,28 +7,29 @@ of the forward, PyTorch's own run of it is exact enough to be judged by, and the
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node, symbolic_trace
+from torch.fx import GraphModule, Node
 
+from autokernel.applied import load_kernel
 from autokernel.capture import CapturedGraph
 from autokernel.judge.compare import mismatch
 from autokernel.judge.trial import truth_of
-from autokernel.loading import load_file
+from autokernel.loading import STARTER, load_file
 from autokernel.pattern import value_of
 from autokernel.records import Case
 from autokernel.regions.cppstarter import NotGenerated, starter_text
+from autokernel.regions.find import calls_of
 from autokernel.regions.partition import Region, partition
 from autokernel.regions.reference import Written, reference_text
 from autokernel.regions.spec import ADVERSARIES
 from autokernel.regions.values import recorded_inputs, values_of
-from autokernel.spec import Inputs, KernelSpec, unfilled
+from autokernel.spec import DTYPE_NAMES, Inputs, KernelSpec, unfilled
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +116,25 @@ def _made(op: str, item: Found, model: str, backend: str) -> RegionOp:
     text = reference_text(item.written, inputs, hard=hard, about=about)
     spec = spec_of(op, text)
     starter = starter_text(op, *_traced(spec, item.written.region), about=about, layouts=_docstring(spec))
+    _check_starter(spec, starter)
     return RegionOp(spec=spec, reference=text, starter=starter, calls=item.calls, time_us=item.time_us)
+
+
+def _check_starter(spec: KernelSpec, text: str) -> None:
+    """Build the first kernel and call it once: what does not work here shall not take a place in the plan.
+
+    Raises: NotGenerated.
+    """
+    with TemporaryDirectory(prefix="autokernel-region-") as folder:
+        path = Path(folder) / STARTER
+        path.write_text(text)
+        try:
+            kernel = load_kernel(path, op=spec.op, cases=spec.cases, builds=Path(folder)).kernel_fn
+            reason = _compared(spec, spec.cases[0], spec.make_inputs(spec.cases[0], PROBE_SEED), kernel)
+        except Exception as error:
+            raise NotGenerated(f"Inductor's code cannot be used: {(str(error).splitlines() or [''])[0]}") from None
+    if reason:
+        raise NotGenerated(f"Inductor's code is not exact enough: {reason}")
 
 
 def spec_of(op: str, text: str) -> KernelSpec:
@@ -135,7 +154,7 @@ def _traced(spec: KernelSpec, region: Region) -> tuple[GraphModule, Sequence[Ten
     """The region's calls as a graph of their own, and tensors that it takes, whatever they hold."""
     device = str(value_of(region.output).device)
     examples = [unfilled(meta, device) for meta in spec.cases[0].tensors.values()]
-    return symbolic_trace(spec.spellings[0].fn), examples
+    return calls_of(spec.spellings[0].fn), examples
 
 
 def _computable(spec: KernelSpec) -> tuple[str, ...]:
@@ -154,26 +173,19 @@ def _own_error(spec: KernelSpec, name: str) -> str | None:
     case = spec.cases[0]
     for number in range(PROBES):
         seed = PROBE_SEED + number
-        inputs = spec.make_inputs(_named(case, name), seed)
+        inputs = spec.make_inputs(replace(case, name=name), seed)
         if name in ADVERSARIES:
             inputs = ADVERSARIES[name](inputs, torch.Generator().manual_seed(seed))
-        if reason := _compared(spec, case, inputs):
+        if reason := _compared(spec, case, inputs, spec.baselines["eager"]):
             return reason
     return None
 
 
-def _named(case: Case, name: str) -> Case:
-    from dataclasses import replace
-
-    return replace(case, name=name)
-
-
-def _compared(spec: KernelSpec, case: Case, inputs: Inputs) -> str | None:
-    truth, _ = truth_of(spec, inputs)
+def _compared(spec: KernelSpec, case: Case, inputs: Inputs, kernel: Callable[..., Tensor]) -> str | None:
+    """What a judge would say of one call."""
+    truth, meta = truth_of(spec, inputs)
     with torch.no_grad():
-        own: Any = spec.baselines["eager"](**inputs)
-    # Its own error is no excuse here: what PyTorch gets wrong cannot be asked of a kernel.
-    exact = type(truth)(value=truth.value, native_error=torch.zeros_like(truth.native_error))
-    return mismatch(own, exact, case.dtype, spec.tolerances[case.dtype]) and mismatch(
-        own, truth, case.dtype, spec.tolerances[case.dtype]
-    )
+        result = kernel(*inputs.values())
+    if (tuple(result.shape), DTYPE_NAMES[result.dtype]) != (meta.shape, meta.dtype):
+        return f"its result is {list(result.shape)} {result.dtype}"
+    return mismatch(result, truth, case.dtype, spec.tolerances[case.dtype])

@@ -79,6 +79,95 @@ static inline T cascade_sum_final(CascadeSumHelper<T, CHUNK>* h) { return T(h->s
 """,
     ),
     Piece(
+        names=("Welford", "WelfordHelper", "welford_combine"),
+        text=r"""
+template <class T>
+struct Welford {  // mean and sum of squared deviations, from sums in double
+  double count = 0, sum = 0, squares = 0;
+  T mean() const { return T(sum / count); }
+  T m2() const { double rest = squares - sum * sum / count; return T(rest < 0 ? 0 : rest); }
+  T weight() const { return T(count); }
+};
+template <class T, int64_t CHUNK>
+struct WelfordHelper { explicit WelfordHelper(int64_t) {} };
+template <class T>
+static inline Welford<T> welford_combine(Welford<T> a, T v) {
+  return {a.count + 1, a.sum + double(v), a.squares + double(v) * double(v)};
+}
+template <class T>
+static inline Welford<T> welford_combine(Welford<T> a, Welford<T> b) {
+  return {a.count + b.count, a.sum + b.sum, a.squares + b.squares};
+}
+template <class T, int64_t CHUNK>
+static inline Welford<T> welford_combine(Welford<T> a, T v, WelfordHelper<T, CHUNK>*) { return welford_combine(a, v); }
+template <class T, int64_t CHUNK>
+static inline Welford<T> welford_combine(Welford<T> a, WelfordHelper<T, CHUNK>*) { return a; }
+""",
+    ),
+    Piece(
+        names=("mod", "remainder_integral", "div_floor_integer", "floor_divide_integral"),
+        headers=("type_traits",),
+        text=r"""
+template <class A, class B>
+static inline auto mod(A a, B b) {
+  if constexpr (std::is_floating_point_v<A>) return std::fmod(a, b);
+  else return b == 0 ? A(0) : A(a % b);
+}
+template <class A, class B>
+static inline A div_floor_integer(A a, B b) {
+  if (b == 0) return 0;
+  A quotient = a / b;
+  return a % b != 0 && (a < 0) != (b < 0) ? quotient - 1 : quotient;
+}
+template <class A, class B>
+static inline A floor_divide_integral(A a, B b) { return div_floor_integer(a, b); }
+template <class A, class B>
+static inline A remainder_integral(A a, B b) { return a - div_floor_integer(a, b) * b; }
+""",
+    ),
+    Piece(
+        names=("fast_log", "fast_log1p"),
+        headers=("cstring",),
+        text=r"""
+static inline float fast_log(float x) {
+  float scaled = x < 1.17549435e-38f ? x * 8388608.0f : x;  // 2^23, for what is no normal number
+  uint32_t u;
+  std::memcpy(&u, &scaled, 4);
+  uint32_t shifted = u - 0x3f3504f3u;  // the mantissa then lies between sqrt(1/2) and sqrt(2)
+  float e = float(int32_t(shifted) >> 23) - (x < 1.17549435e-38f ? 23.0f : 0.0f);
+  u = (shifted & 0x007fffffu) + 0x3f3504f3u;
+  float m;
+  std::memcpy(&m, &u, 4);
+  m -= 1.0f;
+  float s = m * m, p = 7.0376836292e-2f;
+  p = __builtin_fmaf(p, m, -1.1514610310e-1f);
+  p = __builtin_fmaf(p, m, 1.1676998740e-1f);
+  p = __builtin_fmaf(p, m, -1.2420140846e-1f);
+  p = __builtin_fmaf(p, m, 1.4249322787e-1f);
+  p = __builtin_fmaf(p, m, -1.6668057665e-1f);
+  p = __builtin_fmaf(p, m, 2.0000714765e-1f);
+  p = __builtin_fmaf(p, m, -2.4999993993e-1f);
+  p = __builtin_fmaf(p, m, 3.3333331174e-1f);
+  float y = __builtin_fmaf(p * s, m, __builtin_fmaf(e, -2.12194440e-4f, -0.5f * s));
+  y = __builtin_fmaf(e, 0.693359375f, m + y);
+  y = x == std::numeric_limits<float>::infinity() ? x : y;
+  y = x == 0.0f ? -std::numeric_limits<float>::infinity() : y;
+  return x < 0.0f || x != x ? std::numeric_limits<float>::quiet_NaN() : y;
+}
+static inline double fast_log(double x) { return std::log(x); }
+static inline float fast_log1p(float x) {
+  float t = x / (2.0f + x), s = t * t;  // log1p(x) = 2 atanh(t)
+  float p = __builtin_fmaf(1.0f / 11, s, 1.0f / 9);
+  p = __builtin_fmaf(p, s, 1.0f / 7);
+  p = __builtin_fmaf(p, s, 1.0f / 5);
+  p = __builtin_fmaf(p, s, 1.0f / 3);
+  float small = __builtin_fmaf(2.0f * t * s, p, 2.0f * t), large = fast_log(1.0f + x);
+  return std::fabs(x) < 0.375f ? small : large;
+}
+static inline double fast_log1p(double x) { return std::log1p(x); }
+""",
+    ),
+    Piece(
         names=("fast_exp", "fast_tanh", "fast_erf"),
         headers=("cstring",),
         text=r"""

@@ -6,12 +6,15 @@ Equal calls on equal layouts compute the same, so there is nothing to prove by n
 from __future__ import annotations
 
 import functools
+import inspect
+import types
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Node, symbolic_trace
+from torch.fx import Graph, GraphModule, Node, Proxy
+from torch.utils import _pytree as pytree
 
 from autokernel.occurrence import Match, static
 from autokernel.pattern import value_of
@@ -37,9 +40,41 @@ def find_regions(gm: GraphModule, spec: KernelSpec, taken: Collection[Node]) -> 
             yield match
 
 
+def calls_of(captured: Callable[..., Tensor]) -> GraphModule:
+    """The ATen calls of a region's function as a graph; those that take no tensor among them."""
+    graph = Graph()
+    arguments = [Proxy(graph.placeholder(name)) for name in inspect.signature(captured).parameters]
+    names = {**captured.__globals__, "aten": _Recorder(graph, torch.ops.aten)}
+    recording = types.FunctionType(captured.__code__, names, captured.__name__, None, captured.__closure__)
+    graph.output(recording(*arguments).node)
+    return GraphModule({}, graph)
+
+
+class _Recorder:
+    """`aten`, whose operators are written down and not called."""
+
+    def __init__(self, graph: Graph, namespace: Any) -> None:
+        self._graph, self._namespace = graph, namespace
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._namespace, name)
+        return self._call(found) if isinstance(found, torch._ops.OpOverload) else _Recorder(self._graph, found)
+
+    def _call(self, target: torch._ops.OpOverload) -> Callable[..., Proxy]:
+        def call(*args: Any, **kwargs: Any) -> Proxy:
+            node = self._graph.call_function(target, *pytree.tree_map(_as_node, (args, kwargs)))
+            return Proxy(node)
+
+        return call
+
+
+def _as_node(value: Any) -> Any:
+    return value.node if isinstance(value, Proxy) else value
+
+
 @functools.cache
 def _pattern(captured: Callable[..., Tensor]) -> Graph:
-    return symbolic_trace(captured).graph
+    return calls_of(captured).graph
 
 
 def _match(spec: KernelSpec, pattern: Graph, end: Node, node: Node) -> Match | None:
@@ -85,14 +120,11 @@ def _bind(end: Node, node: Node) -> dict[Node, Node] | None:
             if ours in bound:
                 continue
             bound[ours] = theirs
-            if ours.op == "placeholder":
-                continue
-            if theirs.target != ours.target or theirs.op != "call_function" or len(theirs.args) != len(ours.args):
-                return None
-            if set(theirs.kwargs) != set(ours.kwargs):
-                return None
-            todo += zip(ours.args, theirs.args, strict=True)
-            todo += [(value, theirs.kwargs[name]) for name, value in ours.kwargs.items()]
+            if ours.op != "placeholder":
+                if not _alike(ours, theirs):
+                    return None
+                todo += zip(ours.args, theirs.args, strict=True)
+                todo += [(value, theirs.kwargs[name]) for name, value in ours.kwargs.items()]
         elif isinstance(ours, (list, tuple)):
             if not isinstance(theirs, (list, tuple)) or len(ours) != len(theirs):
                 return None
@@ -100,6 +132,12 @@ def _bind(end: Node, node: Node) -> dict[Node, Node] | None:
         elif isinstance(theirs, Node) or not _same(ours, theirs):
             return None
     return bound
+
+
+def _alike(ours: Node, theirs: Node) -> bool:
+    """Whether both are the same call, whatever its arguments are."""
+    same = theirs.op == "call_function" and theirs.target == ours.target
+    return same and len(theirs.args) == len(ours.args) and set(theirs.kwargs) == set(ours.kwargs)
 
 
 def _same(ours: Any, theirs: Any) -> bool:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from autokernel.nodes import ancestors
 from autokernel.occurrence import static
 from autokernel.pattern import VIEWS, value_of
 from autokernel.spec import DEFAULT_TOLERANCES, DTYPE_NAMES
@@ -55,6 +56,7 @@ REDUCTIONS_AND_COPIES = frozenset(
         _aten.constant_pad_nd.default,
         _aten.avg_pool2d.default,
         _aten.upsample_nearest2d.default,
+        _aten.floor_divide.default,
         _aten.embedding.default,
         _aten.index.Tensor,
         _aten.index_select.default,
@@ -85,6 +87,17 @@ CONSTANTS = frozenset(
 )
 """Made from numbers alone: each region makes its own, whoever else uses them."""
 
+CUTS = frozenset(
+    {
+        _aten.select.int,
+        _aten.slice.Tensor,
+        _aten.split.Tensor,
+        _aten.split_with_sizes.default,
+        _aten.unbind.int,
+    }
+)
+"""Views of a piece."""
+
 MOST_NODES = 96
 MOST_INPUTS = 16
 LEAST_STEPS = 2
@@ -93,7 +106,8 @@ LEAST_STEPS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Region:
-    """`nodes` in graph order, the last of which yields the result; `inputs` in the order in which they are first used."""
+    """`nodes` in graph order, the last of which yields the result; `inputs` in the order in which it needs them;
+    `steps` are the operations that compute or copy."""
 
     nodes: tuple[Node, ...]
     inputs: tuple[Node, ...]
@@ -158,9 +172,10 @@ def _fusible_nodes(gm: GraphModule, taken: set[Node]) -> set[Node]:
     for node in gm.graph.nodes:
         if node.op == "placeholder" or any(source in varying for source in node.all_input_nodes):
             varying.add(node)
-        if node.op == "call_function" and node not in taken and _known(node.target) and _values_known(node):
-            if node in varying or node.target in CONSTANTS:
-                found.add(node)
+        if node in taken or not (node in varying or node.target in CONSTANTS):
+            continue
+        if node.op == "call_function" and _known(node.target) and _values_known(node):
+            found.add(node)
     return found
 
 
@@ -205,8 +220,22 @@ def _cone(root: Node, order: Mapping[Node, int], free: Collection[Node]) -> set[
         inside = larger
         for source in node.all_input_nodes:
             heapq.heappush(todo, (-order[source], source))
+    inside -= _cuts_of_inputs(inside, order)
     # One of several results is no input to pass: whoever takes it then is outside, too.
     return {n for n in inside if n is root or n.target is not operator.getitem or n.all_input_nodes[0] in inside}
+
+
+def _cuts_of_inputs(inside: set[Node], order: Mapping[Node, int]) -> set[Node]:
+    """Slices and selections that come first, with the views before them: a kernel gets the piece itself, so that the
+    steps of a scan, which take one piece after the other, are equal regions."""
+    views: set[Node] = set()
+    cuts: set[Node] = set()
+    for node in sorted(inside, key=order.__getitem__):
+        if is_view(node) and all(source in views or source not in inside for source in node.all_input_nodes):
+            views.add(node)
+            if node.target in CUTS or node.target is operator.getitem:
+                cuts |= {node, *(ancestors(node) & views)}
+    return cuts
 
 
 def _takes_tensors(region: Region) -> bool:

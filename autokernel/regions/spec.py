@@ -20,7 +20,7 @@ from autokernel.records import Case, TensorMeta
 from autokernel.spec import DTYPES, Fill, Inputs, KernelSpec, Spelling, describe, place
 
 SPREAD = 0.25
-"""An input that was one number throughout (a fresh norm's weight) varies by this much, so that it is seen to be read."""
+"""An input that was one number throughout (a fresh norm's weight) varies by this much: whether it is read must show."""
 
 SMALL = 2.0**-12
 LARGE = 64.0
@@ -29,7 +29,6 @@ RARE = 0.02
 
 SHOWN_AT_LEAST = 0.05
 """Each value of a mask is drawn at least this often, also where the forward showed only one."""
-
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +103,7 @@ def _oracle(captured: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def oracle(*args: Any, **kwargs: Any) -> Tensor:
         if not any(isinstance(v, Tensor) and v.dtype is torch.float64 for v in (*args, *kwargs.values())):
             return captured(*args, **kwargs)
-        with _Wide():
+        with _Wide():  # type: ignore[no-untyped-call]
             return captured(*args, **kwargs)
 
     return oracle
@@ -164,14 +163,16 @@ def _chosen(item: Recorded, unit: Tensor) -> Tensor:
         return values[0] + step * (2 * unit - 1)
     bounds = torch.tensor(shares, dtype=torch.float64, device=unit.device).cumsum(0)[:-1]
     table = torch.tensor(values, dtype=torch.float64, device=unit.device)
-    return table[torch.bucketize(unit, bounds)]
+    drawn: Tensor = table[torch.bucketize(unit, bounds)]
+    return drawn
 
 
 def _interpolated(quantiles: tuple[float, ...], unit: Tensor) -> Tensor:
     table = torch.tensor(quantiles, dtype=torch.float64, device=unit.device)
     position = unit * (len(quantiles) - 1)
     low = position.floor().clamp(max=len(quantiles) - 2).long()
-    return torch.lerp(table[low], table[low + 1], position - low)
+    values: Tensor = torch.lerp(table[low], table[low + 1], position - low)
+    return values
 
 
 # --- hard inputs -----------------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def recorded(value: Tensor, reads: int | None = None) -> Recorded:
     flat = flat[~flat.isnan()].double()
     if not flat.numel():
         raise ValueError("an input is empty, or holds no number")
-    different, counts = flat.unique(return_counts=True)
+    different, counts = torch.unique(flat, return_counts=True)
     if different.numel() <= MOST_CHOICES:
         shares = (counts.double() / flat.numel()).tolist()
         return Recorded(**fields, choices=tuple(zip(different.tolist(), shares, strict=True)))
@@ -80,7 +80,7 @@ def _integers(value: Tensor) -> dict[str, Any]:
     low, high = int(value.min()), int(value.max())
     if low >= 0:
         return {"quantiles": (low, high)}
-    different = value.unique()
+    different = torch.unique(value)
     if different.numel() > MOST_NUMBERS:
         different = different[torch.linspace(0, different.numel() - 1, MOST_NUMBERS).long()]
     return {"choices": tuple((float(number), 1 / different.numel()) for number in different.tolist())}
