@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PACKAGE_ROOT = Path(__file__).resolve().parent
 
 REFERENCE = "reference.py"
-STARTER = "kernel.py"
+STARTER = "starter.py"
 """The files of a captured subgraph: the op itself, and its first kernel."""
 
 ANY_CAPTURED = "graph"

@@ -7,14 +7,14 @@ of the forward, PyTorch's own run of it is exact enough to be judged by, and the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from autokernel.applied import load_kernel
 from autokernel.capture import CapturedGraph
@@ -23,9 +23,10 @@ from autokernel.judge.trial import truth_of
 from autokernel.loading import STARTER, load_file
 from autokernel.pattern import value_of
 from autokernel.records import Case
-from autokernel.regions.cppstarter import NotGenerated, starter_text
+from autokernel.regions import cppstarter, tritonstarter
 from autokernel.regions.find import calls_of
-from autokernel.regions.partition import Region, partition
+from autokernel.regions.inductor import NotGenerated
+from autokernel.regions.partition import partition
 from autokernel.regions.reference import Written, reference_text
 from autokernel.regions.spec import ADVERSARIES
 from autokernel.regions.values import recorded_inputs, values_of
@@ -41,6 +42,9 @@ PROBES = 3
 """How often PyTorch is tried on each kind of hard input."""
 
 PROBE_SEED = 20250719
+
+STARTERS = {"cpp": cppstarter.starter_text, "triton": tritonstarter.starter_text}
+"""What makes a first kernel, by backend."""
 
 
 @dataclass(kw_only=True)
@@ -106,21 +110,25 @@ class Regions:
 
 def _made(op: str, item: Found, model: str, backend: str) -> RegionOp:
     """Raises: NotGenerated, ValueError with what speaks against it."""
-    if backend != "cpp":
-        raise NotGenerated(f"no first kernel is generated for backend {backend}, only for cpp")
+    if backend not in STARTERS:
+        known = " and ".join(STARTERS)
+        raise NotGenerated(f"no first kernel is generated for backend {backend}, only for {known}")
     about = f"{model}: {item.calls} calls in one forward, which take {item.time_us:.0f} us of PyTorch"
     wanted = set(item.written.region.inputs)
     inputs = recorded_inputs(item.written, values_of(item.graph.gm, item.graph.inputs, wanted))
     text = reference_text(item.written, inputs, hard=(*ADVERSARIES, "extremes"), about=about)
-    hard = _computable(spec_of(op, text))
+    device = str(value_of(item.written.region.output).device)
+    hard = _computable(spec_of(op, text), device)
     text = reference_text(item.written, inputs, hard=hard, about=about)
     spec = spec_of(op, text)
-    starter = starter_text(op, *_traced(spec, item.written.region), about=about, layouts=_docstring(spec))
-    _check_starter(spec, starter)
+    captured = spec.spellings[0].fn
+    examples = [unfilled(meta, device) for meta in spec.cases[0].tensors.values()]
+    starter = STARTERS[backend](op, calls_of(captured), examples, about=about, layouts=str(captured.__doc__))
+    _check_starter(spec, starter, device)
     return RegionOp(spec=spec, reference=text, starter=starter, calls=item.calls, time_us=item.time_us)
 
 
-def _check_starter(spec: KernelSpec, text: str) -> None:
+def _check_starter(spec: KernelSpec, text: str, device: str) -> None:
     """Build the first kernel and call it once: what does not work here shall not take a place in the plan.
 
     Raises: NotGenerated.
@@ -130,7 +138,7 @@ def _check_starter(spec: KernelSpec, text: str) -> None:
         path.write_text(text)
         try:
             kernel = load_kernel(path, op=spec.op, cases=spec.cases, builds=Path(folder)).kernel_fn
-            reason = _compared(spec, spec.cases[0], spec.make_inputs(spec.cases[0], PROBE_SEED), kernel)
+            reason = _compared(spec, spec.make_inputs(spec.cases[0], PROBE_SEED, device), kernel)
         except Exception as error:
             raise NotGenerated(f"Inductor's code cannot be used: {(str(error).splitlines() or [''])[0]}") from None
     if reason:
@@ -146,46 +154,35 @@ def spec_of(op: str, text: str) -> KernelSpec:
         return spec
 
 
-def _docstring(spec: KernelSpec) -> str:
-    return str(spec.spellings[0].fn.__doc__)
-
-
-def _traced(spec: KernelSpec, region: Region) -> tuple[GraphModule, Sequence[Tensor]]:
-    """The region's calls as a graph of their own, and tensors that it takes, whatever they hold."""
-    device = str(value_of(region.output).device)
-    examples = [unfilled(meta, device) for meta in spec.cases[0].tensors.values()]
-    return calls_of(spec.spellings[0].fn), examples
-
-
-def _computable(spec: KernelSpec) -> tuple[str, ...]:
+def _computable(spec: KernelSpec, device: str) -> tuple[str, ...]:
     """Names of the hard inputs on which PyTorch itself, in the region's dtype, is as exact as a kernel must be.
 
     Raises: ValueError when it is not even on ordinary ones.
     """
-    if reason := _own_error(spec, "recorded"):
+    if reason := _own_error(spec, "recorded", device):
         raise ValueError(f"PyTorch's own result is no yardstick: {reason}")
-    names = [name for name in (*ADVERSARIES, "extremes") if _own_error(spec, name) is None]
+    names = [name for name in (*ADVERSARIES, "extremes") if _own_error(spec, name, device) is None]
     return tuple(names)
 
 
-def _own_error(spec: KernelSpec, name: str) -> str | None:
+def _own_error(spec: KernelSpec, name: str, device: str) -> str | None:
     """What a judge would say of PyTorch's own result on inputs of this kind; None when it is right each time."""
     case = spec.cases[0]
     for number in range(PROBES):
         seed = PROBE_SEED + number
-        inputs = spec.make_inputs(replace(case, name=name), seed)
+        inputs = spec.make_inputs(replace(case, name=name), seed, device)
         if name in ADVERSARIES:
             inputs = ADVERSARIES[name](inputs, torch.Generator().manual_seed(seed))
-        if reason := _compared(spec, case, inputs, spec.baselines["eager"]):
+        if reason := _compared(spec, inputs, spec.baselines["eager"]):
             return reason
     return None
 
 
-def _compared(spec: KernelSpec, case: Case, inputs: Inputs, kernel: Callable[..., Tensor]) -> str | None:
+def _compared(spec: KernelSpec, inputs: Inputs, kernel: Callable[..., Tensor]) -> str | None:
     """What a judge would say of one call."""
     truth, meta = truth_of(spec, inputs)
     with torch.no_grad():
         result = kernel(*inputs.values())
     if (tuple(result.shape), DTYPE_NAMES[result.dtype]) != (meta.shape, meta.dtype):
         return f"its result is {list(result.shape)} {result.dtype}"
-    return mismatch(result, truth, case.dtype, spec.tolerances[case.dtype])
+    return mismatch(result, truth, meta.dtype, spec.tolerances[meta.dtype])

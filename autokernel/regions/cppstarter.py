@@ -7,34 +7,22 @@ that it cannot (exp, tanh, erf) are given as straight-line code. Nothing is comp
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
-from unittest import mock
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
 from autokernel.regions.cpppieces import PIECES, Piece
+from autokernel.regions.inductor import NotGenerated, body_of, generated
 
 THREADS = 2
 """More than one, so that Inductor marks its parallel loops; how many there are is then left to OpenMP."""
 
-CONFIG = {"cpp.simdlen": 1, "cpp.threads": THREADS, "fx_graph_cache": False, "cpp_wrapper": False}
+SETTINGS = {"cpp.simdlen": 1, "cpp.threads": THREADS}
 
 _KERNEL = re.compile(r"^(\w+) = async_compile\.cpp_pybinding\(\[.*?\], r?'''\n(.*?)'''\)$", re.DOTALL | re.MULTILINE)
 _CHECK = re.compile(r'TORCH_CHECK\((.*), "(?:[^"]*)"\);')
-_ALLOCATION = re.compile(r"(\w+) = empty_strided_cpu\((.*), (torch\.\w+)\)")
-_REUSE = re.compile(r"(\w+) = (\w+); del \w+  # reuse")
-_ALIAS = re.compile(r"(\w+) = reinterpret_tensor\((\w+), (\(.*?\)), (\(.*?\)), (\d+)\)  # alias")
-_VIEW = re.compile(r"reinterpret_tensor\((\w+), (\(.*?\)), (\(.*?\)), (\d+)\)")
 _CALL = re.compile(r"(\w+)\((.*)\)")
-_RETURN = re.compile(r"return \((.*), \)")
-_NOTHING = ("del ", "assert_size_stride(", "args.clear()", "#")
-
-
-class NotGenerated(ValueError):
-    """Inductor has no code of its own for the region, or code of a form that is not known here."""
 
 
 def starter_text(op: str, gm: GraphModule, examples: Sequence[Tensor], *, about: str, layouts: str) -> str:
@@ -45,13 +33,18 @@ def starter_text(op: str, gm: GraphModule, examples: Sequence[Tensor], *, about:
 
     Raises: NotGenerated.
     """
-    wrapper = _inductor_code(gm, examples)
+    wrapper = generated(gm, examples, SETTINGS)
     sources = {name: text for name, text in _KERNEL.findall(wrapper)}
     if not sources:
         raise NotGenerated("Inductor generates no C++ for it")
     names = [str(node.target) for node in gm.graph.nodes if node.op == "placeholder"]
     functions = {name: f"step_{number}" for number, name in enumerate(sources)}
-    body = _body(wrapper, names, functions)
+
+    def launch(line: str) -> str | None:
+        found = _CALL.fullmatch(line)
+        return f"lib.{functions[found[1]]}({found[2]})" if found and found[1] in functions else None
+
+    body = body_of(wrapper, names, launch, device="")
     code = "\n".join(_source(text, functions[name]) for name, text in sources.items())
     return _TEMPLATE.format(
         op=op,
@@ -61,36 +54,6 @@ def starter_text(op: str, gm: GraphModule, examples: Sequence[Tensor], *, about:
         arguments=", ".join(names),
         body="\n".join(f"    {line}" for line in body),
     )
-
-
-def _inductor_code(gm: GraphModule, examples: Sequence[Tensor]) -> str:
-    """The wrapper's text with the kernels in it, as it is before anything is compiled."""
-    from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx
-    from torch._inductor.graph import GraphLowering
-
-    found: list[str] = []
-
-    def keep(self: GraphLowering) -> Any:
-        wrapper, _ = self.codegen()
-        found.append(wrapper.value)
-        raise _Generated
-
-    try:
-        with mock.patch.object(GraphLowering, "compile_to_module", keep), config.patch(CONFIG), torch.no_grad():
-            compiled: Any = compile_fx(gm, list(examples))
-            compiled(*examples)
-    except _Generated:
-        pass
-    except Exception as error:
-        raise NotGenerated(f"Inductor fails on it: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
-    if not found:
-        raise NotGenerated("Inductor generates nothing for it")
-    return found[0]
-
-
-class _Generated(BaseException):
-    """Ends a compilation once the code is there; no error that Inductor would wrap."""
 
 
 # --- the C++ ---------------------------------------------------------------------------------------------------------
@@ -130,43 +93,6 @@ def _prelude(code: str) -> str:
     headers += ["omp.h"] if "omp_get_thread_num" in code else []
     lines = [f"#include <{header}>" for header in headers]
     return "\n".join([*lines, "", *(piece.text.strip("\n") for piece in reversed(wanted)), ""])
-
-
-# --- the Python ------------------------------------------------------------------------------------------------------
-
-
-def _body(wrapper: str, names: Sequence[str], functions: Mapping[str, str]) -> list[str]:
-    """`kernel_fn`'s lines: memory, calls, the result."""
-    text = wrapper[wrapper.index("    def call(self, args):") :]
-    lines = [line.strip() for line in text[: text.index("\nrunner = ")].splitlines()[1:] if line.strip()]
-    given = [name.strip() for name in lines[0].removesuffix("= args").split(",") if name.strip()]
-    if len(given) != len(names):
-        raise NotGenerated("Inductor leaves out an input")
-    body: list[str] = []
-    for line in lines[1:]:
-        if not line.startswith(_NOTHING):
-            body.append(_line(line, functions))
-    renamed = dict(zip(given, names, strict=True))
-    return [re.sub(r"\barg\d+_1\b", lambda found: renamed[found[0]], line) for line in body]
-
-
-def _line(line: str, functions: Mapping[str, str]) -> str:
-    if found := _ALLOCATION.fullmatch(line):
-        return f"{found[1]} = torch.empty_strided({found[2]}, dtype={found[3]})"
-    if found := _REUSE.fullmatch(line):
-        return f"{found[1]} = {found[2]}"
-    if found := _ALIAS.fullmatch(line):
-        return f"{found[1]} = {_viewed(*found.groups()[1:])}"
-    if found := _RETURN.fullmatch(line):
-        view = _VIEW.fullmatch(found[1])
-        return f"return {_viewed(*view.groups()) if view else found[1]}"
-    if (found := _CALL.fullmatch(line)) and found[1] in functions:
-        return f"lib.{functions[found[1]]}({_VIEW.sub(lambda view: _viewed(*view.groups()), found[2])})"
-    raise NotGenerated(f"Inductor calls PyTorch for it: {line[:100]}")
-
-
-def _viewed(name: str, shape: str, stride: str, offset: str) -> str:
-    return f"{name}.as_strided({shape}, {stride}, {offset})"
 
 
 _TEMPLATE = '''"""A captured subgraph of {about}.

@@ -154,7 +154,8 @@ def draw(item: Recorded, generator: torch.Generator, *, extreme: bool = False) -
 
 def _chosen(item: Recorded, unit: Tensor) -> Tensor:
     """One of the few values each; where there was one number only, numbers near it, or both truth values."""
-    values, shares = (list(column) for column in zip(*item.choices, strict=True))
+    values = [value for value, _ in item.choices]
+    shares = [share for _, share in item.choices]
     if item.dtype == "bool":
         share = min(max(dict(item.choices).get(1.0, 0.0), SHOWN_AT_LEAST), 1 - SHOWN_AT_LEAST)
         return (unit < share).to(torch.float64)
