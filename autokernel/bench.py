@@ -20,7 +20,7 @@ from autokernel.numbers import Numbers
 from autokernel.recording import Work
 from autokernel.records import Baseline, Outcome, PlannedOp
 from autokernel.roofline import Ceilings
-from autokernel.settings import DTYPES_OF_BACKEND, device_of
+from autokernel.settings import device_of, dtypes_of
 from autokernel.tuner.trials import Trial
 from autokernel.tuner.tuning import Budget
 
@@ -67,7 +67,7 @@ class Bench:
         self._judge = Judge(
             server=self._server,
             spec=spec,
-            dtypes=tuple(dtype for dtype in DTYPES_OF_BACKEND[self._backend] if dtype in spec.dtypes),
+            dtypes=dtypes_of(self._backend, spec.dtypes),
             cases=planned.cases,
             builds=self._builds / planned.op,
         )

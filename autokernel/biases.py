@@ -165,11 +165,16 @@ def _with_addmm(original: GraphModule, products: Sequence[str]) -> GraphModule:
     return GraphModule({}, graph)
 
 
+def whole(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """A node's meta for what stands in its place, and is no split-off sum."""
+    return {key: value for key, value in meta.items() if key != _SPLIT}
+
+
 def _put_for_both(gm: GraphModule, product: Node, total: Node, target: Callable[..., Any]) -> None:
     """Replace the product and the sum after it by one call, of the bias and then the product's arguments."""
     with gm.graph.inserting_before(total):
         call = gm.graph.call_function(target, (total.args[1], *product.args))
-    call.meta = {key: value for key, value in total.meta.items() if key != _SPLIT}
+    call.meta = whole(total.meta)
     total.replace_all_uses_with(call)
     gm.graph.erase_node(total)
     gm.graph.erase_node(product)

@@ -24,7 +24,6 @@ from autokernel.pattern import VIEWS, Binding, Pattern, as_pattern, kind_of, loo
 from autokernel.proof import disproof
 from autokernel.records import Scalar
 from autokernel.regions.find import find_regions
-from autokernel.regions.partition import is_view
 from autokernel.spec import DTYPE_NAMES, DTYPES, KernelSpec, Spelling
 
 _log = logging.getLogger(__name__)
@@ -62,10 +61,7 @@ class Matcher:
             if not core & taken and self._proven(gm, match):
                 taken |= core
                 found.append(match)
-        for op in filter(is_captured, self.ops or ()):
-            regions = list(find_regions(gm, get_spec(op), taken))
-            taken |= {node for match in regions for node in match.nodes if not is_view(node)}
-            found += regions
+        found += find_regions(gm, [get_spec(op) for op in self.ops or () if is_captured(op)], taken)
         return sorted(found, key=lambda m: order[m.output])
 
     def _specs(self) -> list[KernelSpec]:

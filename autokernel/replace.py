@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from autokernel.biases import add_biases_in_sites, join_biases, put_products_in_sites
+from autokernel.biases import add_biases_in_sites, join_biases, put_products_in_sites, whole
 from autokernel.capture import Backend, as_captured, inference_backend
 from autokernel.fold import fold_constants, share_repeated
 from autokernel.loading import get_spec, is_captured
@@ -273,7 +273,7 @@ def _insert(graph: Graph, match: Match, replacement: Replacement, adapted: dict[
     with graph.inserting_before(output):
         arguments = [_adapted(graph, name, match, adapted) for name in (*own, *checked)]
         site = graph.call_function(Site(match, replacement), (*match.inputs.values(), *arguments))
-    site.meta = dict(output.meta)
+    site.meta = whole(output.meta)
     output.replace_all_uses_with(site)
     for node in reversed(match.nodes):
         if not node.users:

@@ -72,7 +72,7 @@ def _evaluate(text: str, op: str, backend: str, starter: str | None, sandbox: st
     from autokernel.judge.engine import Judge
     from autokernel.judge.forkserver import ForkServer
     from autokernel.loading import get_spec
-    from autokernel.settings import DTYPES_OF_BACKEND, device_of
+    from autokernel.settings import device_of, dtypes_of
 
     require_backend(backend)
     spec = get_spec(op)
@@ -80,7 +80,7 @@ def _evaluate(text: str, op: str, backend: str, starter: str | None, sandbox: st
         tempfile.TemporaryDirectory(prefix="autokernel-judge-") as builds,
         ForkServer(device_of(backend), sandbox=sandbox, builds=Path(builds)) as server,
     ):
-        dtypes = tuple(dtype for dtype in DTYPES_OF_BACKEND[backend] if dtype in spec.dtypes)
+        dtypes = dtypes_of(backend, spec.dtypes)
         judging = Judge(server=server, spec=spec, dtypes=dtypes, cases=(), builds=Path(builds) / op)
         return judging.evaluate(text, starter, timing=starter is not None)
 

@@ -18,6 +18,7 @@ from torch.fx import Node
 
 from autokernel.applied import load_kernel
 from autokernel.capture import CapturedGraph
+from autokernel.errors import AutokernelError, OracleError
 from autokernel.judge.compare import mismatch
 from autokernel.judge.trial import truth_of
 from autokernel.loading import STARTER, load_file
@@ -42,6 +43,9 @@ PROBES = 3
 """How often PyTorch is tried on each kind of hard input."""
 
 PROBE_SEED = 20250719
+
+FAULTS = (ValueError, TypeError, IndexError, RuntimeError, AutokernelError)
+"""What the calls of a region may raise on inputs that are drawn anew (an index beyond another input's size, say)."""
 
 STARTERS = {"cpp": cppstarter.starter_text, "triton": tritonstarter.starter_text}
 """What makes a first kernel, by backend."""
@@ -103,8 +107,9 @@ class Regions:
                 break
             try:
                 chosen.append(_made(op, item, self.model, backend))
-            except (NotGenerated, ValueError) as error:
-                self.notes.append(f"{op} ({item.time_us / total_us:.0%} of the time) is left alone: {error}")
+            except FAULTS as error:
+                why = (str(error).splitlines() or [type(error).__name__])[0]
+                self.notes.append(f"{op} ({item.time_us / total_us:.0%} of the time) is left alone: {why}")
         return chosen
 
 
@@ -173,7 +178,11 @@ def _own_error(spec: KernelSpec, name: str, device: str) -> str | None:
         inputs = spec.make_inputs(replace(case, name=name), seed, device)
         if name in ADVERSARIES:
             inputs = ADVERSARIES[name](inputs, torch.Generator().manual_seed(seed))
-        if reason := _compared(spec, inputs, spec.baselines["eager"]):
+        try:
+            reason = _compared(spec, inputs, spec.baselines["eager"])
+        except OracleError as error:
+            return str(error)
+        if reason:
             return reason
     return None
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
 from autokernel.regions.cpppieces import PIECES, Piece
 from autokernel.regions.inductor import NotGenerated, body_of, generated
 
-THREADS = 2
+LEAST_THREADS = 2
 """More than one, so that Inductor marks its parallel loops; how many there are is then left to OpenMP."""
-
-SETTINGS = {"cpp.simdlen": 1, "cpp.threads": THREADS}
 
 _KERNEL = re.compile(r"^(\w+) = async_compile\.cpp_pybinding\(\[.*?\], r?'''\n(.*?)'''\)$", re.DOTALL | re.MULTILINE)
 _CHECK = re.compile(r'TORCH_CHECK\((.*), "(?:[^"]*)"\);')
@@ -33,7 +32,8 @@ def starter_text(op: str, gm: GraphModule, examples: Sequence[Tensor], *, about:
 
     Raises: NotGenerated.
     """
-    wrapper = generated(gm, examples, SETTINGS)
+    threads = max(LEAST_THREADS, torch.get_num_threads())
+    wrapper = generated(gm, examples, {"cpp.simdlen": 1, "cpp.threads": threads})
     sources = {name: text for name, text in _KERNEL.findall(wrapper)}
     if not sources:
         raise NotGenerated("Inductor generates no C++ for it")
@@ -72,7 +72,7 @@ def _source(text: str, name: str) -> str:
     code = re.sub(r"\bstd::(exp|log|log1p|tanh|erf)\(", r"fast_\1(", code)
     code = re.sub(r"\.(mean|m2|weight)\b", r".\1()", code)
     if "_arr[" not in code:  # partial results by thread, of which there is then a fixed number
-        code = code.replace(f"#pragma omp parallel num_threads({THREADS})", "#pragma omp parallel if (PARALLEL)")
+        code = re.sub(r"#pragma omp parallel num_threads\(\d+\)", "#pragma omp parallel if (PARALLEL)", code)
         code = re.sub(r" *int tid = omp_get_thread_num\(\);\n", "", code)
     end = code.rindex("}")
     if foreign := re.search(r"\b(?:at|c10|torch|aoti)::\w+", code):

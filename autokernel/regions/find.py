@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -22,13 +22,21 @@ from autokernel.regions.partition import CONSTANTS, is_view
 from autokernel.spec import DTYPE_NAMES, KernelSpec, describe
 
 
-def find_regions(gm: GraphModule, spec: KernelSpec, taken: Collection[Node]) -> Iterator[Match]:
-    """The places of a captured subgraph in `gm`, in graph order, none of which shares a computing node with `taken`
-    or with another."""
+def find_regions(gm: GraphModule, specs: Iterable[KernelSpec], taken: Collection[Node]) -> Iterator[Match]:
+    """The places of captured subgraphs in `gm`, those of the largest first: a small one may be a part of a large one.
+
+    None shares a computing node with `taken` or with another.
+    """
+    used = set(taken)
+    for spec in sorted(specs, key=lambda spec: -len(_pattern(spec.spellings[0].fn).nodes)):
+        yield from _places(gm, spec, used)
+
+
+def _places(gm: GraphModule, spec: KernelSpec, used: set[Node]) -> Iterator[Match]:
+    """The places of one, in graph order; their nodes are added to `used`."""
     pattern = _pattern(spec.spellings[0].fn)
     (end,) = pattern.output_node().all_input_nodes
-    used = set(taken)
-    for node in gm.graph.nodes:
+    for node in list(gm.graph.nodes):
         if node.target != end.target:
             continue
         match = _match(spec, pattern, end, node)

@@ -57,6 +57,8 @@ def recorded(value: Tensor, reads: int | None = None) -> Recorded:
     meta = describe(value)
     fields: dict[str, Any] = {"shape": meta.shape, "dtype": meta.dtype, "stride": meta.stride, "reads": reads}
     flat = _sample(value)
+    if not flat.numel():
+        raise ValueError("an input is empty")
     if value.dtype is torch.bool:
         share = float(flat.double().mean())
         return Recorded(**fields, choices=((0.0, 1 - share), (1.0, share)))
@@ -64,7 +66,7 @@ def recorded(value: Tensor, reads: int | None = None) -> Recorded:
         return Recorded(**fields, **_integers(value))
     flat = flat[~flat.isnan()].double()
     if not flat.numel():
-        raise ValueError("an input is empty, or holds no number")
+        raise ValueError("an input holds no number")
     different, counts = torch.unique(flat, return_counts=True)
     if different.numel() <= MOST_CHOICES:
         shares = (counts.double() / flat.numel()).tolist()

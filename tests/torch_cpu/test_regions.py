@@ -403,6 +403,43 @@ def test_a_place_that_is_switched_off_runs_the_fused_bias_as_before(replacements
                 replacement.enabled = True
 
 
+def with_starters(item, folder):
+    """Kernels for all captured subgraphs of a model of one graph."""
+    plan = plan_of(item)
+    write(plan, folder / "regions")
+    cases = {op.op: [timed.case for timed in op.cases] for op in plan.ops}
+    return [
+        load_kernel(folder / "regions" / op / STARTER, op=op, cases=cases[op], builds=folder / "builds") for op in cases
+    ]
+
+
+def test_a_region_that_ends_in_a_bias_is_not_taken_for_the_product_with_it(tmp_path):
+    w, b = torch.randn(16, 16), torch.randn(16)
+    item = loaded(Calls(lambda x: F.linear(x, w, b * 2 + 1)), torch.randn(32, 16))
+    expected = expect(item)
+    kernels = with_starters(item, tmp_path)
+    assert len(kernels) == 1
+    for enabled in (True, False):
+        with Applied(item.model, kernels) as applied:
+            kernels[0].enabled = enabled
+            assert disagreement(output_leaves(item.model, item), expected) is None
+            assert applied.calls == {kernels[0].op: 1}
+
+
+def test_a_region_that_is_a_part_of_another_leaves_it_whole(tmp_path):
+    def fn(x):
+        return (torch.sin(x * 2) + 1).exp() * 3, torch.sin(x.t().contiguous() * 2) + 1
+
+    item = loaded(Calls(fn), torch.randn(64, 64))
+    kernels = with_starters(item, tmp_path)
+    for order in (kernels, kernels[::-1]):
+        for kernel in kernels:
+            kernel.calls = 0
+        with Applied(item.model, order) as applied:
+            output_leaves(item.model, item)
+            assert set(applied.calls.values()) == {1}
+
+
 def test_regions_work_inside_inductor(replacements):
     item = gated()
     expected = expect(item)
