@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
+from autokernel.records import TensorMeta
 from autokernel.regions.reference import Written
 from autokernel.regions.spec import Recorded
-from autokernel.spec import describe
 
 QUANTILES = 17
 MOST_CHOICES = 4
@@ -28,11 +28,14 @@ DIGITS = 6
 
 def recorded_inputs(written: Written, values: Mapping[Node, Tensor]) -> dict[str, Recorded]:
     """The region's inputs by name, as `values` shows them. Raises: ValueError where one holds no number."""
-    return {written.names[node]: recorded(values[node], written.reads(node)) for node in written.region.inputs}
+    return {
+        written.names[node]: recorded(values[node], written.metas[written.names[node]], written.reads(node))
+        for node in written.region.inputs
+    }
 
 
 def values_of(gm: GraphModule, inputs: Sequence[Any], wanted: Collection[Node]) -> dict[Node, Tensor]:
-    """The values of some nodes in one run of the graph; copies, as later nodes may write to them."""
+    """The values of some nodes in one run of the graph; copies, as later nodes may write to them, in any layout."""
     keeping = _Keeping(gm, wanted)
     with torch.no_grad():
         keeping.run(*inputs)
@@ -48,13 +51,13 @@ class _Keeping(Interpreter):
     def run_node(self, n: Node) -> Any:
         value = super().run_node(n)
         if n in self._wanted:
-            self.found[n] = value.detach().clone(memory_format=torch.preserve_format)
+            self.found[n] = value.detach().clone()
         return value
 
 
-def recorded(value: Tensor, reads: int | None = None) -> Recorded:
-    """Layout and distribution of one tensor. Raises: ValueError where it holds no number."""
-    meta = describe(value)
+def recorded(value: Tensor, meta: TensorMeta, reads: int | None = None) -> Recorded:
+    """Distribution of one tensor that the region gets in the layout of `meta`. Raises: ValueError where it holds no
+    number."""
     fields: dict[str, Any] = {"shape": meta.shape, "dtype": meta.dtype, "stride": meta.stride, "reads": reads}
     flat = _sample(value)
     if not flat.numel():

@@ -31,6 +31,7 @@ from autokernel.regions.partition import is_view, partition, region_inputs
 from autokernel.regions.spec import ADVERSARIES, Recorded, draw, region_spec
 from autokernel.regions.values import recorded
 from autokernel.replace import Replacement
+from autokernel.spec import describe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 aten = torch.ops.aten
@@ -275,7 +276,7 @@ def test_other_backends_are_told_why_there_is_no_region():
 
 
 def values_like(tensor, **options):
-    item = recorded(tensor)
+    item = recorded(tensor, describe(tensor))
     return draw(item, torch.Generator().manual_seed(1), **options).to(tensor.dtype)
 
 
@@ -424,6 +425,18 @@ def test_a_region_that_ends_in_a_bias_is_not_taken_for_the_product_with_it(tmp_p
             kernels[0].enabled = enabled
             assert disagreement(output_leaves(item.model, item), expected) is None
             assert applied.calls == {kernels[0].op: 1}
+
+
+def test_places_that_take_pieces_of_a_tensor_are_found(tmp_path):
+    def fn(x):
+        a, b = x.chunk(2, -1)
+        return F.silu(a) * b
+
+    item = loaded(Calls(fn), torch.randn(32, 64))
+    kernels = with_starters(item, tmp_path)
+    with Applied(item.model, kernels) as applied:
+        output_leaves(item.model, item)
+        assert list(applied.calls.values()) == [1]
 
 
 def test_a_region_that_is_a_part_of_another_leaves_it_whole(tmp_path):
