@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch._dynamo.device_interface import CudaInterface
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._triton import has_triton
 
 from autokernel.kernelfile import parse_kernel
 from autokernel.loading import load_file
@@ -66,6 +67,8 @@ def gpu_in_name():
         for passes in ("joint_graph", "post_grad"):  # their patterns are traced on real tensors
             stack.enter_context(mock.patch(f"torch._inductor.fx_passes.{passes}.lazy_init", return_value=None))
         stack.enter_context(mock.patch("torch.utils._triton.triton_hash_with_backend", return_value="none"))
+        has_triton.cache_clear()  # it remembers whether there is a GPU
+        stack.callback(has_triton.cache_clear)
         yield
 
 
