@@ -22,7 +22,7 @@ from autokernel.model import LoadedModel
 from autokernel.profiler import ModelProfile, attribute_nodes
 from autokernel.proof import untrue_adapter
 from autokernel.records import Case, PlannedOp, TimedCase
-from autokernel.regions.choose import Regions
+from autokernel.regions.choose import RegionOp, Regions
 from autokernel.regions.partition import is_view
 from autokernel.roofline import Ceilings, floor_us
 from autokernel.spec import KernelSpec
@@ -73,49 +73,67 @@ def make_plan(
 
     Raises: ConfigError when the model cannot be captured, an op is unknown, or none of the ops occurs in it.
     """
-    named = [op for op in ops or () if not is_captured(op)]
-    for op in named:
-        get_spec(op)
-    wants_regions = ops is None or len(named) < len(ops)
+    for op in ops or ():
+        if not is_captured(op):
+            get_spec(op)
     graphs = capture(loaded)
-    matcher = Matcher(ops=None if wants_regions else ops)
-    regions = Regions(model=loaded.name)
-    found: dict[str, list[tuple[Case, float]]] = defaultdict(list)
-    total_us = 0.0
-    notes: list[str] = []
+    looked = _Looked(ops=ops, regions=Regions(model=loaded.name))
     for graph in graphs:
-        matches, refused = true_matches(matcher, graph)
-        notes += refused
-        times = attribute_nodes(graph.gm, graph.inputs)
-        total_us += sum(times.values()) * graph.calls
-        for match in matches:
-            if ops is None or match.op in named:
-                found[match.op] += [(match.case, _time_us(match, times))] * graph.calls
-        if wants_regions:
-            regions.add(graph, {node for match in matches for node in match.nodes if not is_view(node)}, times)
-    chosen = [item for item in regions.chosen(total_us, backend) if ops is None or _is_named(item.spec.op, ops)]
-    if not found and not chosen:
-        raise _nothing_found(loaded, ops, matcher)
+        looked.look_at(graph)
+    chosen = looked.chosen_regions(backend)
+    if not looked.found and not chosen:
+        raise _nothing_found(loaded, ops, looked.matcher)
     # Node by node a graph may take longer than the eager forward; shares are of the wall time and sum to 1 at most.
-    scale = min(1.0, profile.wall_us / total_us)
-    specs = [get_spec(op) for op in found] + [item.spec for item in chosen]
-    found |= {item.spec.op: [(item.case, item.time_us / item.calls)] * item.calls for item in chosen}
-    planned = [_planned(spec, found[spec.op], scale, profile.wall_us, ceilings) for spec in specs]
-    notes += [f"looks like {op} and is not: {reason}" for op, reason in dict.fromkeys(matcher.refused)]
-    notes += regions.notes
+    scale = min(1.0, profile.wall_us / looked.total_us)
+    specs = [get_spec(op) for op in looked.found] + [item.spec for item in chosen]
+    calls = looked.found | {item.spec.op: [(item.case, item.time_us / item.calls)] * item.calls for item in chosen}
+    planned = [_planned(spec, calls[spec.op], scale, profile.wall_us, ceilings) for spec in specs]
     return Plan(
         model=loaded.name,
         device=profile.device,
         wall_us=profile.wall_us,
         graphs=len(graphs),
         ops=rank(planned),
-        notes=tuple(notes),
+        notes=looked.all_notes(),
         files={item.spec.op: {REFERENCE: item.reference, STARTER: item.starter} for item in chosen},
     )
 
 
-def _is_named(op: str, ops: Sequence[str]) -> bool:
-    return op in ops or ANY_CAPTURED in ops
+class _Looked:
+    """What a model's graphs hold: `found`, the calls by op with their times in us; `total_us`, that of all nodes."""
+
+    def __init__(self, ops: Sequence[str] | None, regions: Regions) -> None:
+        self._ops, self._regions = ops, regions
+        self._wants_regions = ops is None or any(map(is_captured, ops))
+        # Regions are what is left when every op is found, also those that nobody asks for.
+        self.matcher = Matcher(ops=None if self._wants_regions else ops)
+        self.found: dict[str, list[tuple[Case, float]]] = defaultdict(list)
+        self.total_us = 0.0
+        self._notes: list[str] = []
+
+    def look_at(self, graph: CapturedGraph) -> None:
+        """Find and time the graph's ops and regions."""
+        matches, refused = true_matches(self.matcher, graph)
+        self._notes += refused
+        times = attribute_nodes(graph.gm, graph.inputs)
+        self.total_us += sum(times.values()) * graph.calls
+        for match in matches:
+            if self._ops is None or match.op in self._ops:
+                self.found[match.op] += [(match.case, _time_us(match, times))] * graph.calls
+        if self._wants_regions:
+            taken = {node for match in matches for node in match.nodes if not is_view(node)}
+            self._regions.add(graph, taken, times)
+
+    def chosen_regions(self, backend: str) -> list[RegionOp]:
+        """The regions that are worth an op, or are named."""
+        named = frozenset(self._ops or ()) - {ANY_CAPTURED}
+        everything = self._ops is None or ANY_CAPTURED in self._ops
+        return self._regions.chosen(self.total_us, backend, only=None if everything else named)
+
+    def all_notes(self) -> tuple[str, ...]:
+        """What looked like an op or was a region, and is left alone."""
+        looks = [f"looks like {op} and is not: {reason}" for op, reason in dict.fromkeys(self.matcher.refused)]
+        return (*self._notes, *looks, *self._regions.notes)
 
 
 def true_matches(matcher: Matcher, graph: CapturedGraph) -> tuple[list[Match], list[str]]:

@@ -97,10 +97,15 @@ class Regions:
             known.calls += graph.calls
             known.time_us += graph.calls * sum(times.get(node.name, 0.0) for node in region.nodes)
 
-    def chosen(self, total_us: float, backend: str) -> list[RegionOp]:
-        """The regions that are worth an op each, those that take the most time first."""
+    def chosen(self, total_us: float, backend: str, only: Collection[str] | None = None) -> list[RegionOp]:
+        """The regions that are worth an op each, those that take the most time first.
+
+        Args:
+            only: of these names, however little time they take; None means any.
+        """
         ranked = sorted(self.found.items(), key=lambda item: -item[1].time_us)
-        worth = [(op, item) for op, item in ranked if item.time_us >= LEAST_SHARE * total_us]
+        least_us = LEAST_SHARE * total_us
+        worth = [(op, item) for op, item in ranked if (item.time_us >= least_us if only is None else op in only)]
         chosen: list[RegionOp] = []
         for op, item in worth:
             if len(chosen) == MOST_REGIONS:

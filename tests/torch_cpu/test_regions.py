@@ -197,6 +197,14 @@ def test_equal_layers_are_one_op_with_several_calls(planned):
     assert all(op.share > 0 for op in plan.ops)
 
 
+def test_a_region_can_be_asked_for_by_its_name(planned):
+    plan, _ = planned
+    last = plan.ops[-1].op
+    assert [op.op for op in plan_of(gated(), ops=(last,)).ops] == [last]
+    with pytest.raises(ConfigError, match="none of graph_none occurs"):
+        plan_of(gated(), ops=("graph_none",))
+
+
 def test_the_name_depends_on_shapes_and_literals():
     def name(fn, *inputs):
         (region,) = partition(graph_of(fn, *inputs))
