@@ -20,7 +20,7 @@ from autokernel.customop import lowering
 from autokernel.errors import ConfigError
 from autokernel.kernelfile import parse_kernel
 from autokernel.kerneltext import text_digest
-from autokernel.loading import load_file
+from autokernel.loading import load_file, look_beside
 from autokernel.native import BuildError
 from autokernel.records import Case
 from autokernel.replace import Replacement, Replacer
@@ -138,6 +138,7 @@ def load_kernel(path: Path, *, op: str, cases: Sequence[Case], builds: Path) -> 
         text = path.read_text()
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", hint="name a finished run")
+    look_beside(path)
     declared = parse_kernel(text).kernel_type
     if declared != op:
         raise ConfigError(f"{path} is a kernel for {declared}, not for {op}", hint="restore the run's files")

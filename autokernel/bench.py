@@ -20,7 +20,7 @@ from autokernel.numbers import Numbers
 from autokernel.recording import Work
 from autokernel.records import Baseline, Outcome, PlannedOp
 from autokernel.roofline import Ceilings
-from autokernel.settings import DTYPES_OF_BACKEND, device_of
+from autokernel.settings import device_of, dtypes_of
 from autokernel.tuner.trials import Trial
 from autokernel.tuner.tuning import Budget
 
@@ -63,10 +63,11 @@ class Bench:
             return
         self._end_tuner()
         self._planned = planned
+        spec = get_spec(planned.op)
         self._judge = Judge(
             server=self._server,
-            spec=get_spec(planned.op),
-            dtypes=DTYPES_OF_BACKEND[self._backend],
+            spec=spec,
+            dtypes=dtypes_of(self._backend, spec.dtypes),
             cases=planned.cases,
             builds=self._builds / planned.op,
         )

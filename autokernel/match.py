@@ -17,12 +17,13 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from autokernel.capture import trace
-from autokernel.loading import specs
+from autokernel.loading import get_spec, is_captured, specs
 from autokernel.occurrence import Match as Match
 from autokernel.occurrence import as_match, static
 from autokernel.pattern import VIEWS, Binding, Pattern, as_pattern, kind_of, loose, strict, value_of
 from autokernel.proof import disproof
 from autokernel.records import Scalar
+from autokernel.regions.find import find_regions
 from autokernel.spec import DTYPE_NAMES, DTYPES, KernelSpec, Spelling
 
 _log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ _first_traces: dict[Any, tuple[Spelling, Pattern | None]] = {}
 class Matcher:
     """Matches ops on graphs; remembers traces and proofs, so that equal layers cost once.
 
+    Captured subgraphs are matched where they are among `ops`, after all others.
     `refused` collects, as (op, reason), what looked like an op and was proven not to be it.
     """
 
@@ -63,6 +65,7 @@ class Matcher:
             if not core & taken and self._proven(gm, match):
                 taken |= core
                 found.append(match)
+        found += find_regions(gm, [get_spec(op) for op in self.ops or () if is_captured(op)], taken)
         return sorted(found, key=lambda m: order[m.output])
 
     def _specs(self) -> list[KernelSpec]:

@@ -196,7 +196,8 @@ def _profile(request: Mapping[str, Any]) -> dict[str, Any]:
     loaded = _load(request)
     profile = profile_model(loaded)
     ceilings = measure_ceilings(profile.device)
-    plan = make_plan(loaded, profile=profile, ceilings=ceilings, ops=request.get("ops"))
+    backend = request.get("backend") or ("cpp" if request["device"] == "cpu" else "triton")
+    plan = make_plan(loaded, profile=profile, ceilings=ceilings, ops=request.get("ops"), backend=backend)
     return {
         "profile": profile.to_json(),
         "plan": plan.to_json(),

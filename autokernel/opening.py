@@ -21,6 +21,7 @@ from autokernel.errors import RepositoryError
 from autokernel.gitrepo import RunRepository
 from autokernel.journal import Journal, write_whole
 from autokernel.judge import enforcement
+from autokernel.loading import look_in
 from autokernel.model_worker import sweep
 from autokernel.report import environment
 from autokernel.rundir import RunDir
@@ -76,6 +77,7 @@ def _begin(settings: Settings, view: View) -> OpenRun:
     repo = RunRepository.create(settings.workdir, run_dir.path, run_dir.name)
     journal = _started(run_dir, settings, sandbox, budget)
     _planned(run_dir, journal, plan)
+    look_in(run_dir.regions)
     return OpenRun(
         settings=settings, run_dir=run_dir, journal=journal, repo=repo, plan=plan, budget=budget, sandbox=sandbox
     )
@@ -101,6 +103,7 @@ def _reopen(asked: Settings, view: View, name: str, *, same_clock: bool) -> Open
         view.stage("profiling the model")
         plan = wholemodel.profile(settings)
         _planned(run_dir, journal, plan)
+    look_in(run_dir.regions)
     return OpenRun(
         settings=settings,
         run_dir=run_dir,
@@ -138,6 +141,9 @@ def _started(run_dir: RunDir, settings: Settings, sandbox: str, budget: Budget) 
 
 
 def _planned(run_dir: RunDir, journal: Journal, plan: Mapping[str, Any]) -> None:
+    for op, files in plan["plan"].get("files", {}).items():
+        for name, text in files.items():
+            write_whole(run_dir.regions / op / name, text)
     write_whole(run_dir.path / "plan.json", json.dumps(plan, indent=1))
     journal.append("planned", **plan)
 

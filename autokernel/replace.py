@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from autokernel.biases import add_biases_in_sites, join_biases
+from autokernel.biases import add_biases_in_sites, join_biases, put_products_in_sites, whole
 from autokernel.capture import MAX_REASON, Backend, Tally, as_captured, inference_backend
 from autokernel.fold import fold_constants, share_repeated
-from autokernel.loading import get_spec
+from autokernel.loading import get_spec, is_captured
 from autokernel.match import Match, Matcher
 from autokernel.records import Case
 from autokernel.spec import Adapter
@@ -150,6 +150,7 @@ class Replacer:
     def _tidy(self, gm: GraphModule) -> None:
         if self.lower is None:  # an operator of its own takes no bias along
             add_biases_in_sites(gm)
+            put_products_in_sites(gm)
         fold_constants(gm)
         share_repeated(gm)
         gm.graph.lint()
@@ -213,7 +214,8 @@ class Site:
         self._device = match.output.meta["val"].device
         self._guard = _device_guard(self._device)
         names = list(get_spec(match.op).signature.parameters)
-        self.arity = len(match.case.tensors)
+        self._own = [name for name in names if name in match.case.tensors]
+        self.arity = len(self._own)
         self._scalars = tuple(match.case.scalars[name] for name in names if name not in match.case.tensors)
 
     @property
@@ -233,6 +235,16 @@ class Site:
     def position(self, name: str) -> int:
         """Which of the arguments of a call is this one of the spelling."""
         return self._spelled.index(name)
+
+    def positions(self, name: str) -> tuple[int, ...]:
+        """Which of the arguments of a call are this one: as the spelling takes it, and where that is known, the op."""
+        own = self._own.index(name) if name in self._own else None
+        return (self.position(name), *(() if own is None else (len(self._spelled) + own,)))
+
+    @property
+    def original(self) -> GraphModule | None:
+        """What the model's author wrote for a captured subgraph, from the spelling's arguments."""
+        return self._original if is_captured(self._replacement.op) else None
 
     def __call__(self, *tensors: Tensor | None) -> Tensor:
         """The op's result; `tensors` are the spelling's arguments, then the op's own, then those only to be checked."""
@@ -309,7 +321,7 @@ def _insert(graph: Graph, match: Match, replacement: Replacement, adapted: dict[
     with graph.inserting_before(output):
         arguments = [_adapted(graph, name, match, adapted) for name in (*own, *checked)]
         site = graph.call_function(Site(match, replacement), (*match.inputs.values(), *arguments))
-    site.meta = dict(output.meta)
+    site.meta = whole(output.meta)
     output.replace_all_uses_with(site)
     for node in reversed(match.nodes):
         if not node.users:

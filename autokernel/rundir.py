@@ -63,6 +63,11 @@ class RunDir:
         return self.path / "builds"
 
     @property
+    def regions(self) -> Path:
+        """One directory per captured subgraph that is an op: its `reference.py` and its first kernel."""
+        return self.path / "regions"
+
+    @property
     def experiments(self) -> Path:
         """One directory per experiment."""
         return self.path / "experiments"

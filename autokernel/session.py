@@ -324,7 +324,7 @@ class Session:
             return
         for history in self._histories.values():
             wholemodel.export(self.run_dir, history)
-            self._tip = wholemodel.commit(self._repo, history)
+            self._tip = wholemodel.commit(self._repo, self.run_dir, history)
         self._journal.append("exported", tip=self._tip)
         self.view.stage("measuring the whole model")
         budget_s = max(INTEGRATE_MIN_S, self.settings.budget_s - self._budget.elapsed_s())

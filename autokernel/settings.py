@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,11 @@ BACKENDS = ("triton", "cuda", "cpp")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 DTYPES_OF_BACKEND = {"triton": ("fp32", "bf16", "fp16"), "cuda": ("fp32", "bf16", "fp16"), "cpp": ("fp32", "bf16")}
 """What starters and candidates must handle; a CPU has no fast fp16."""
+
+
+def dtypes_of(backend: str, known: Sequence[str]) -> tuple[str, ...]:
+    """In which dtypes an op that knows `known` is judged: the backend's, or its own where it has none of those."""
+    return tuple(dtype for dtype in DTYPES_OF_BACKEND[backend] if dtype in known) or tuple(known)
 
 
 def device_of(backend: str) -> str:

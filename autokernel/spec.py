@@ -92,6 +92,7 @@ class KernelSpec:
     that are no power of two, size one and empty. `adversarial` maps a name to a transformation of `stress_case`'s
     inputs. `flops` and `bytes_moved` count the useful work of a case. `allowed_aten` lists calls a candidate may make
     beyond allocation and views. `baselines` are PyTorch's own best ways to compute the op, with the oracle's signature.
+    `source` is the text of a captured subgraph's file, for processes that cannot read it where it lies.
     """
 
     op: str
@@ -108,6 +109,7 @@ class KernelSpec:
     allowed_aten: frozenset[str] = frozenset()
     dtypes: tuple[str, ...] = ("fp32", "bf16", "fp16")
     tolerances: Mapping[str, Tolerance] = field(default_factory=lambda: DEFAULT_TOLERANCES)
+    source: str | None = None
 
     @property
     def signature(self) -> inspect.Signature:

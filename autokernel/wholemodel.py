@@ -13,6 +13,7 @@ from typing import Any
 from autokernel.gitrepo import RunRepository
 from autokernel.history import KernelHistory
 from autokernel.journal import write_whole
+from autokernel.loading import REFERENCE, STARTER
 from autokernel.model_worker import call_worker
 from autokernel.rundir import RunDir
 from autokernel.settings import Settings, device_of
@@ -40,6 +41,8 @@ def export(run_dir: RunDir, history: KernelHistory) -> None:
     """Write the op's best kernel and its verified cases where `autokernel.apply` looks for them."""
     folder = run_dir.optimized_dir(history.op)
     write_whole(folder / "kernel.py", history.incumbent)
+    for name, text in _own_files(run_dir, history.op).items():
+        write_whole(folder / name, text)
     meta = {
         "op": history.op,
         "backend": history.backend,
@@ -49,10 +52,20 @@ def export(run_dir: RunDir, history: KernelHistory) -> None:
     write_whole(folder / "meta.json", json.dumps(meta, indent=1))
 
 
-def commit(repo: RunRepository, history: KernelHistory) -> str:
-    """Commit the op's best kernel as `optimized/<op>.py`; the new tip of the run's branch."""
+def _own_files(run_dir: RunDir, op: str) -> dict[str, str]:
+    """The files that make an op of a captured subgraph, by name; none for the ops of `reference.py`."""
+    found = (run_dir.regions / op / name for name in (REFERENCE, STARTER))
+    return {path.name: path.read_text() for path in found if path.is_file()}
+
+
+def commit(repo: RunRepository, run_dir: RunDir, history: KernelHistory) -> str:
+    """Commit the op's best kernel as `optimized/<op>.py`, with what the op is where it is a captured subgraph; the new
+    tip of the run's branch."""
+    files = {f"optimized/{history.op}.py": history.incumbent}
+    if reference := _own_files(run_dir, history.op).get(REFERENCE):
+        files[f"optimized/{history.op}.{REFERENCE}"] = reference
     return repo.commit_files(
-        {f"optimized/{history.op}.py": history.incumbent},
+        files,
         subject=f"{history.op}: best kernel of this run",
         trailers={"Op": history.op, "Latency-us": f"{history.incumbent_us:.2f}"},
     )
@@ -87,6 +100,7 @@ def _ask(settings: Settings, request: str, deadline_s: float, **more: Any) -> di
         "model": settings.model,
         "dtype": settings.dtype,
         "device": device_of(settings.backend),
+        "backend": settings.backend,
         "seed": settings.seed,
         **more,
     }

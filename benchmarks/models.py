@@ -34,7 +34,7 @@ from zoo import FACTORIES
 
 from autokernel.backends import choose_backend
 from autokernel.errors import AutokernelError
-from autokernel.loading import starter_path
+from autokernel.loading import REFERENCE, is_captured, look_in, starter_path
 from autokernel.model_worker import call_worker
 from autokernel.modelnumbers import against_compile
 from autokernel.records import Interval
@@ -68,6 +68,7 @@ def measure(name: str, args: argparse.Namespace, folder: Path) -> Row:
     asked = {
         "model": f"{ZOO}:{name}_gpu" if args.sizes == "gpu" else f"{ZOO}:{name}",
         "device": device_of(args.backend),
+        "backend": args.backend,
         "dtype": args.dtype,
     }
     try:
@@ -87,20 +88,26 @@ def _walk(row: Row, asked: dict[str, Any], folder: Path, args: argparse.Namespac
     row.places = {op["op"]: sum(timed["calls"] for timed in op["cases"]) for op in plan["ops"]}
     row.share = sum(op["share"] for op in plan["ops"])
     row.wall_us, row.graphs, row.notes = plan["wall_us"], plan["graphs"], found["notes"]
-    kernels = _export(plan["ops"], args.backend, folder)
+    kernels = _export(plan, args.backend, folder)
     row.verified = ask("verify", DEADLINE_S, run=str(folder))
     if args.seconds:
         more = {"kernels": kernels, "budget_s": args.seconds, "compile_baseline": args.compile}
         row.integrated = ask("integrate", args.seconds + SLACK_S, **more)
 
 
-def _export(ops: Sequence[dict[str, Any]], backend: str, folder: Path) -> list[dict[str, Any]]:
+def _export(plan: dict[str, Any], backend: str, folder: Path) -> list[dict[str, Any]]:
     """The starters with the plan's cases, laid out as a run exports its kernels."""
+    shutil.rmtree(folder / "regions", ignore_errors=True)
+    for op, files in plan["files"].items():
+        (folder / "regions" / op).mkdir(parents=True)
+        for name, text in files.items():
+            (folder / "regions" / op / name).write_text(text)
+    look_in(folder / "regions")
     shutil.rmtree(folder / "optimized", ignore_errors=True)  # another model's
     builds = folder / "builds"
     builds.mkdir(exist_ok=True)
     kernels = []
-    for op in ops:
+    for op in plan["ops"]:
         starter = starter_path(op["op"], backend)
         if starter is None:
             continue
@@ -108,6 +115,8 @@ def _export(ops: Sequence[dict[str, Any]], backend: str, folder: Path) -> list[d
         path = folder / "optimized" / op["op"] / "kernel.py"
         path.parent.mkdir(parents=True)
         path.write_text(starter.read_text())
+        if is_captured(op["op"]):
+            (path.parent / REFERENCE).write_text((starter.parent / REFERENCE).read_text())
         (path.parent / "builds").symlink_to(builds)
         (path.parent / "meta.json").write_text(json.dumps({"op": op["op"], "cases": cases, "used": True}))
         kernels.append({"op": op["op"], "path": str(path), "cases": cases})

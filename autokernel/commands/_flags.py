@@ -85,9 +85,11 @@ def _ops(text: str | None) -> tuple[str, ...] | None:
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not names:
         raise ConfigError(f"--ops {text!r} names no op", hint="give names such as --ops rmsnorm,softmax")
-    from autokernel.loading import get_spec
+    from autokernel.loading import get_spec, is_captured
 
     for name in names:
+        if is_captured(name):
+            continue  # which there are is known once the model is profiled
         get_spec(name)  # an unknown name ends here, with the known ones
     return names
 

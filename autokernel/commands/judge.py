@@ -31,10 +31,12 @@ def judge(
 ) -> None:
     """Check KERNEL.py in five stages and time it. Exits 0 on PASS, 1 on any other verdict, 2 on misuse."""
     from autokernel.kernelfile import parse_kernel
+    from autokernel.loading import look_beside
 
     text = read_kernel(kernel)
     parsed = parse_kernel(text)
     chosen = op or parsed.kernel_type
+    look_beside(kernel)
     starter = _starter(chosen, parsed) if timing else None
     if not as_json:
         source = "--op" if op else "the file's KERNEL_TYPE"
@@ -70,7 +72,7 @@ def _evaluate(text: str, op: str, backend: str, starter: str | None, sandbox: st
     from autokernel.judge.engine import Judge
     from autokernel.judge.forkserver import ForkServer
     from autokernel.loading import get_spec
-    from autokernel.settings import DTYPES_OF_BACKEND, device_of
+    from autokernel.settings import device_of, dtypes_of
 
     require_backend(backend)
     spec = get_spec(op)
@@ -78,7 +80,7 @@ def _evaluate(text: str, op: str, backend: str, starter: str | None, sandbox: st
         tempfile.TemporaryDirectory(prefix="autokernel-judge-") as builds,
         ForkServer(device_of(backend), sandbox=sandbox, builds=Path(builds)) as server,
     ):
-        dtypes = DTYPES_OF_BACKEND[backend]
+        dtypes = dtypes_of(backend, spec.dtypes)
         judging = Judge(server=server, spec=spec, dtypes=dtypes, cases=(), builds=Path(builds) / op)
         return judging.evaluate(text, starter, timing=starter is not None)
 

@@ -41,14 +41,15 @@ def profile(
 
     if rows < 1:
         raise ConfigError(f"--rows is {rows}", hint="give a positive number")
-    loaded = load_model(model, device=present_device() if device == "auto" else device, dtype=dtype)
+    device = present_device() if device == "auto" else device
+    loaded = load_model(model, device=device, dtype=dtype)
     profiled = profile_model(loaded)
-    ceilings, plan, obstacle = _plan(loaded, profiled)
+    ceilings, plan, obstacle = _plan(loaded, profiled, "cpp" if device == "cpu" else "triton")
     if as_json:
         document = {
             "profile": profiled.to_json(),
             "ceilings": ceilings.to_json(),
-            "plan": plan.to_json() if plan else None,
+            "plan": {**plan.to_json(), "files": {}} if plan else None,  # a run keeps them
             "obstacle": obstacle,
             "notes": list(loaded.notes),
         }
@@ -57,14 +58,14 @@ def profile(
     _show(loaded, profiled, plan, obstacle, rows)
 
 
-def _plan(loaded: LoadedModel, profiled: ModelProfile) -> tuple[Ceilings, Plan | None, str | None]:
+def _plan(loaded: LoadedModel, profiled: ModelProfile, backend: str) -> tuple[Ceilings, Plan | None, str | None]:
     """The ceilings, the ranked plan, or why there is none: a profile is of use without a plan."""
     from autokernel.ceilings import measure_ceilings
     from autokernel.plan import make_plan
 
     ceilings = measure_ceilings(profiled.device)
     try:
-        return ceilings, make_plan(loaded, profile=profiled, ceilings=ceilings), None
+        return ceilings, make_plan(loaded, profile=profiled, ceilings=ceilings, backend=backend), None
     except AutokernelError as error:
         return ceilings, None, str(error)
 

@@ -49,13 +49,14 @@ def tune(
 ) -> None:
     """Find the fastest CONFIG of KERNEL.py for the given calls. It is shown, and written only with --write."""
     from autokernel.kernelfile import parse_kernel
-    from autokernel.loading import get_spec
+    from autokernel.loading import get_spec, look_beside
     from autokernel.settings import device_of
     from autokernel.tuner.declaring import declare
     from autokernel.tuner.kernel import tuner_for
 
     text = declare(read_kernel(kernel))
     parsed = parse_kernel(text)
+    look_beside(kernel)
     spec = get_spec(op or parsed.kernel_type)
     on_gpu = target is not None or device_of(parsed.backend) == "cuda"
     calls = _calls(spec, shape or [], dtype or ("bf16" if on_gpu else "fp32"))
@@ -83,6 +84,8 @@ def _calls(spec: KernelSpec, shapes: list[str], dtype: str) -> list[TimedCase]:
     from autokernel.sizes import parse_sizes, sized_case
     from autokernel.timed import by_weight, timed_calls
 
+    if len(spec.dtypes) == 1:
+        (dtype,) = spec.dtypes
     if dtype not in spec.dtypes:
         raise ConfigError(f"unknown dtype {dtype!r}", hint=f"{spec.op} knows {', '.join(spec.dtypes)}")
     calls = []

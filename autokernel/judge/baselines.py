@@ -23,9 +23,10 @@ COMPILE_DEADLINE_S = 240.0
 
 def targets(spec: KernelSpec, *, compiled: bool) -> dict[str, dict[str, Any]]:
     """What a child loads for each way, torch.compile of the eager one among them if `compiled`."""
-    found: dict[str, dict[str, Any]] = {name: {"op": spec.op, "baseline": name} for name in spec.baselines}
+    op = {"op": spec.op, "source": spec.source}
+    found: dict[str, dict[str, Any]] = {name: {**op, "baseline": name} for name in spec.baselines}
     if compiled:
-        found["compile"] = {"op": spec.op, "baseline": "eager", "compile": True}
+        found["compile"] = {**op, "baseline": "eager", "compile": True}
     return found
 
 

@@ -12,7 +12,7 @@ import socket
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ from autokernel.judge.sandbox import Policy
 from autokernel.judge.stopwatch import DeviceStopwatch, HostStopwatch, Kernel
 from autokernel.records import TensorMeta
 from autokernel.spec import DTYPE_NAMES, unfilled
+
+if TYPE_CHECKING:
+    from autokernel.spec import KernelSpec
 
 MAX_REASON_CHARS = 4000
 
@@ -100,12 +103,22 @@ def load_target(target: dict[str, Any]) -> Kernel:
 
         module = load_file(Path(target["kernel"]), "autokernel_candidate")
         return module.kernel_fn  # type: ignore[no-any-return]
-    from autokernel.loading import get_spec
-
-    baseline = get_spec(target["op"]).baselines[target["baseline"]]
+    baseline = known_spec(target["op"], target.get("source")).baselines[target["baseline"]]
     if not target.get("compile"):
         return baseline
     return torch.compile(baseline, dynamic=False)
+
+
+def known_spec(op: str, source: str | None) -> KernelSpec:
+    """The op's spec; that of a captured subgraph from the text of its file, written into this child's own folder."""
+    from autokernel.loading import REFERENCE, get_spec, look_in
+
+    if source is not None:
+        folder = Path("ops").resolve()
+        (folder / op).mkdir(parents=True, exist_ok=True)
+        (folder / op / REFERENCE).write_text(source)
+        look_in(folder)
+    return get_spec(op)
 
 
 class _Session:

@@ -282,7 +282,7 @@ class Judge:
         """What compute-sanitizer says of a winner, where it is installed. Raises: Rejected."""
         start, cases = time.perf_counter(), cases_for(self.spec, self._cases)
         path = placing.place(kernel_py, scratch)
-        findings = sanitize(path, cases, self._server.policy, scratch)
+        findings = sanitize(path, cases, self._server.policy, scratch, self.spec.source)
         done = [finding for finding in findings if finding.failure is None]
         if not done:
             return

@@ -13,7 +13,6 @@ from torch import Tensor
 from autokernel.judge import child, folders, sandbox
 from autokernel.judge.sandbox import Policy
 from autokernel.judge.wire import flat_storage
-from autokernel.loading import get_spec
 from autokernel.records import Case
 
 ALIGNED_BYTES = 16
@@ -31,7 +30,7 @@ def main(text: str) -> None:
     folders.keep_files_in(scratch)
     kernel = child.load_target({"kernel": job["kernel"]})
     for number, case in enumerate(cases):
-        inputs = get_spec(case.op).make_inputs(case, job["seed"] + number, "cuda")
+        inputs = child.known_spec(case.op, job["source"]).make_inputs(case, job["seed"] + number, "cuda")
         kernel(*map(_padded, inputs.values()))
         torch.cuda.synchronize()
 

@@ -60,8 +60,14 @@ def cases_for(spec: KernelSpec, user: Sequence[TimedCase]) -> list[Case]:
     return [*small, *own][:MOST_CASES]
 
 
-def sanitize(kernel: Path, cases: Sequence[Case], policy: dict[str, object], scratch: Path) -> list[Finding]:
-    """Every tool's finding on the kernel file for `cases`; empty where compute-sanitizer is not installed."""
+def sanitize(
+    kernel: Path, cases: Sequence[Case], policy: dict[str, object], scratch: Path, source: str | None = None
+) -> list[Finding]:
+    """Every tool's finding on the kernel file for `cases`; empty where compute-sanitizer is not installed.
+
+    Args:
+        source: `KernelSpec.source` of the cases' op.
+    """
     program = find_sanitizer()
     if program is None:
         return []
@@ -71,6 +77,7 @@ def sanitize(kernel: Path, cases: Sequence[Case], policy: dict[str, object], scr
         "sandbox": policy,
         "cases": [case.to_json() for case in cases],
         "seed": secrets.randbits(62),
+        "source": source,
     }
     with ThreadPoolExecutor(len(TOOLS)) as pool:
         findings = list(pool.map(lambda tool: _run(program, tool, json.dumps(job), scratch), TOOLS))
