@@ -23,8 +23,9 @@ from autokernel.kerneltext import text_digest
 from autokernel.loading import load_file, look_beside
 from autokernel.native import BuildError
 from autokernel.records import Case
-from autokernel.replace import Replacement, Replacer
+from autokernel.replace import Replacer
 from autokernel.rundir import find_run
+from autokernel.sites import Replacement
 
 BUILD_DIR = "AUTOKERNEL_BUILD_DIR"
 

@@ -18,7 +18,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from autokernel.errors import ConfigError
 from autokernel.kerneltext import text_digest
-from autokernel.replace import Check, Lower, Lowered, Site
+from autokernel.replace import Lower, Lowered
+from autokernel.sites import Check, Site
 
 # `define` and `impl`, not `custom_op`: its wrappers make a call take 25 us of the host instead of 7.
 _library: Any = cast(Any, torch.library).Library("autokernel", "DEF")

@@ -20,7 +20,8 @@ from autokernel.model import LoadedModel
 from autokernel.outputs import Expected, disagreement, expect, output_leaves
 from autokernel.profiler import model_device
 from autokernel.records import Interval
-from autokernel.replace import Replacement, Replacer
+from autokernel.replace import Replacer
+from autokernel.sites import Replacement
 from autokernel.stats import MIN_BLOCKS, ratio_interval
 
 Run = Callable[..., Any]

@@ -14,7 +14,7 @@ from autokernel.applied import Applied
 from autokernel.errors import ConfigError
 from autokernel.model import LoadedModel
 from autokernel.outputs import Expected, LeafError, expect, leaf_errors, miscounted, output_leaves
-from autokernel.replace import Replacement
+from autokernel.sites import Replacement
 
 
 @dataclass(kw_only=True)

@@ -19,7 +19,7 @@ from autokernel.model_worker import call_worker
 from autokernel.outputs import Expected, disagreement
 from autokernel.race import race
 from autokernel.records import Interval
-from autokernel.replace import Replacement
+from autokernel.sites import Replacement
 
 pytestmark = pytest.mark.alone
 

@@ -30,7 +30,7 @@ from autokernel.regions import choose
 from autokernel.regions.partition import is_view, partition, region_inputs
 from autokernel.regions.spec import ADVERSARIES, Recorded, draw, region_spec
 from autokernel.regions.values import recorded
-from autokernel.replace import Replacement
+from autokernel.sites import Replacement
 from autokernel.spec import describe
 
 pytestmark = pytest.mark.usefixtures("one_thread")

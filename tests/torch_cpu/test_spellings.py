@@ -15,7 +15,7 @@ from autokernel.capture import capture
 from autokernel.match import Matcher
 from autokernel.outputs import output_leaves
 from autokernel.plan import true_matches
-from autokernel.replace import Replacement
+from autokernel.sites import Replacement
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -15,9 +15,9 @@ from autokernel.cli import main
 from autokernel.errors import ConfigError
 from autokernel.journal import Journal
 from autokernel.outputs import expect, named_tensors
-from autokernel.replace import Replacement
 from autokernel.rundir import create_run
 from autokernel.settings import Settings
+from autokernel.sites import Replacement
 from autokernel.verify import verify
 
 pytestmark = pytest.mark.usefixtures("one_thread")
