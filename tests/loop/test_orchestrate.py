@@ -42,12 +42,14 @@ def settings(workdir, **changes):
 
 
 def command(workdir, *arguments):
+    """A run in a process that minds Ctrl-C, also where that is ignored: a shell's job in the background."""
     return subprocess.Popen(
         [sys.executable, "-m", "autokernel", "run", *arguments, "--plain"],
         cwd=workdir,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
