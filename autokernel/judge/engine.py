@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 SCREEN_BELOW = 0.97
 """After smoke, a candidate whose speedup's upper bound is under this is plainly slower."""
 
-SURELY_BELOW, STEADY = 0.8, 0.8
+SURELY_BELOW, STEADY = 0.6, 0.8
 """Under the first one pair of processes is enough to say so: memory that lies badly does not cost that much. But low to
 high of its interval must be above the second: wider ones are of a machine that is busy with something else."""
 
