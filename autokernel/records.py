@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -193,6 +193,18 @@ class Clocks:
         slowed = f", slowed by {' and '.join(self.slowed_by)}" if self.slowed_by else ""
         span = f"{self.low_mhz}" if self.low_mhz == self.high_mhz else f"{self.low_mhz}-{self.high_mhz}"
         return f"{span} MHz{slowed}"
+
+    @staticmethod
+    def joined(clocks: Iterable[Clocks | None]) -> Clocks | None:
+        """The span of all that are known; None where none is."""
+        known = [each for each in clocks if each is not None]
+        if not known:
+            return None
+        return Clocks(
+            low_mhz=min(each.low_mhz for each in known),
+            high_mhz=max(each.high_mhz for each in known),
+            slowed_by=tuple(sorted({name for each in known for name in each.slowed_by})),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

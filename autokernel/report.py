@@ -146,19 +146,9 @@ def _report(
         ideas=tuple(ideas[:BEST_IDEAS]),
         integration=integration,
         sandbox=sandbox,
-        clocks=_clocks(histories),
-    )
-
-
-def _clocks(histories: Sequence[KernelHistory]) -> Clocks | None:
-    timings = (e.outcome.timing for history in histories for e in history.experiments)
-    found = [timing.clocks for timing in timings if timing is not None and timing.clocks is not None]
-    if not found:
-        return None
-    return Clocks(
-        low_mhz=min(clocks.low_mhz for clocks in found),
-        high_mhz=max(clocks.high_mhz for clocks in found),
-        slowed_by=tuple(sorted({reason for clocks in found for reason in clocks.slowed_by})),
+        clocks=Clocks.joined(
+            timing.clocks for history in histories for each in history.experiments if (timing := each.outcome.timing)
+        ),
     )
 
 

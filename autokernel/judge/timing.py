@@ -182,7 +182,7 @@ def pooled(contests: Sequence[Contest], hidden_us: float = 0.0, *, pair_by_pair:
         blocks=sum(len(rounds) for rounds in ours),
         host_us=_median([contest.host_us(CANDIDATE) for contest in contests]),
         graph_us=next((us for contest in contests if (us := contest.graph_us(CANDIDATE)) is not None), None),
-        clocks=_joined([contest.clocks.summary() for contest in contests]),
+        clocks=Clocks.joined(contest.clocks.summary() for contest in contests),
     )
 
 
@@ -190,14 +190,3 @@ def _median(values: Sequence[float | None]) -> float | None:
     """Their median; None where one is unknown."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if len(known) == len(values) else None
-
-
-def _joined(clocks: Sequence[Clocks | None]) -> Clocks | None:
-    known = [each for each in clocks if each is not None]
-    if not known:
-        return None
-    return Clocks(
-        low_mhz=min(each.low_mhz for each in known),
-        high_mhz=max(each.high_mhz for each in known),
-        slowed_by=tuple(sorted({name for each in known for name in each.slowed_by})),
-    )
