@@ -2,11 +2,13 @@
 
     python benchmarks/gradients.py
     python benchmarks/gradients.py --models llama,gpt2 --compiler inductor
+    python benchmarks/gradients.py --models llama --backend triton --sizes gpu --seconds 10
 
 Each model of zoo.py is in training mode, dropout included, and draws the same random numbers with and without kernels.
 Gradients are compared with those of an fp64 run, the error being relative to a parameter's largest gradient, or to a
 thousandth of the model's largest where that is more: some gradients are zero but for rounding. Inductor draws other
-random numbers than eager, so that with it models are in evaluation mode.
+random numbers than eager, so that with it models are in evaluation mode. `--sizes gpu` is for bf16 models of a few
+hundred million parameters. `--seconds` also times the step, forward and backward, with and without kernels in turns.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ import argparse
 import copy
 import json
 import shutil
+import statistics
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +37,7 @@ from autokernel.loading import starter_path
 from autokernel.match import Matcher
 from autokernel.model import LoadedModel
 from autokernel.outputs import named_tensors
+from autokernel.settings import BACKENDS, device_of
 
 FLOOR = 1e-3  # of the model's largest gradient
 SEED = 0
@@ -40,35 +45,66 @@ SEED = 0
 Gradients = Mapping[str, Tensor]
 
 
-def row(name: str, compiler: str, folder: Path) -> tuple[str, bool]:
+def row(name: str, args: argparse.Namespace, folder: Path) -> tuple[str, bool]:
     """A line of the table, and whether the gradients agree."""
     torch._dynamo.reset()
-    torch.manual_seed(SEED)
-    model, inputs = FACTORIES[name](gpu=False)
-    _export(LoadedModel(model=model.eval(), args=(), kwargs=inputs, name=name), folder)
-    model.train(compiler == "graph")
-    plain, wide = copy.deepcopy(model), copy.deepcopy(model).double()
-    wide_inputs = {key: _widened(value) for key, value in inputs.items()}
+    model, inputs = _build(name, args)
+    _export(LoadedModel(model=model, args=(), kwargs=inputs, name=name), args.backend, folder)
+    model.train(args.compiler == "graph")
+    plain = copy.deepcopy(model)
     own = _gradients(plain, inputs)
-    try:
-        truth = _gradients(wide, wide_inputs)
-    except RuntimeError:  # a model that fixes its own dtypes
-        truth = own
-    with autokernel.apply(model, folder, compiler=compiler) as applied:
+    truth = _truth(model, inputs) or own
+    with autokernel.apply(model, folder, compiler=args.compiler) as applied:
         got = _gradients(model, inputs)
+        calls, left = sum(applied.calls.values()), sum(applied.fallbacks.values())
+        speed = _step_speed(plain, model, inputs, args.seconds) if args.seconds else ""
     error, eager = _error(got, truth), _error(own, truth)
     agrees = error <= max(8 * eager, 1e-4)
-    calls, left = sum(applied.calls.values()), sum(applied.fallbacks.values())
-    return f"| {name} | {calls} | {left} | {len(own)} | {error:.1e} | {eager:.1e} |", agrees and calls > 0
+    return f"| {name} | {calls} | {left} | {len(own)} | {error:.1e} | {eager:.1e} |{speed}", agrees and calls > 0
 
 
-def _export(loaded: LoadedModel, folder: Path) -> None:
+def _build(name: str, args: argparse.Namespace) -> tuple[nn.Module, dict[str, Any]]:
+    torch.manual_seed(SEED)
+    model, inputs = FACTORIES[name](gpu=args.sizes == "gpu")
+    device, dtype = device_of(args.backend), torch.bfloat16 if args.sizes == "gpu" else torch.float32
+    moved = {key: _as(value, dtype).to(device) if isinstance(value, Tensor) else value for key, value in inputs.items()}
+    return model.to(device, dtype).eval(), moved
+
+
+def _truth(model: nn.Module, inputs: Mapping[str, Any]) -> Gradients | None:
+    """The gradients in fp64; None for a model that fixes its own dtypes."""
+    try:
+        wide = copy.deepcopy(model).double()
+        return _gradients(wide, {key: _as(value, torch.float64) for key, value in inputs.items()})
+    except RuntimeError:
+        return None
+
+
+def _step_speed(plain: nn.Module, model: nn.Module, inputs: Mapping[str, Any], seconds: float) -> str:
+    """Two cells: milliseconds of a step without kernels, and of one with them; medians of steps that take turns."""
+    runs: dict[str, Callable[[], Gradients]] = {
+        "plain": lambda: _gradients(plain, inputs),
+        "kernels": lambda: _gradients(model, inputs),
+    }
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times["kernels"]) < 3:
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            times[name].append((time.perf_counter() - start) * 1e3)
+    return "".join(f" {statistics.median(samples[1:]):.2f} |" for samples in times.values())
+
+
+def _export(loaded: LoadedModel, backend: str, folder: Path) -> None:
     """The starters with the calls that the model makes without gradients, laid out as a run exports its kernels."""
     shutil.rmtree(folder / "optimized", ignore_errors=True)
     matcher = Matcher()
     found = [match for graph in capture(loaded) for match in matcher.find(graph.gm)]
     for op in sorted({match.op for match in found}):
-        starter = starter_path(op, "cpp")
+        starter = starter_path(op, backend)
         if starter is None:
             continue
         cases = {match.case.key: match.case.to_json() for match in found if match.op == op}
@@ -81,14 +117,17 @@ def _export(loaded: LoadedModel, folder: Path) -> None:
 def _gradients(model: nn.Module, inputs: Mapping[str, Any]) -> Gradients:
     """Each parameter's gradient of the loss, or of a fixed random weighting of the first output; none is zero."""
     torch.manual_seed(SEED)
+    model.zero_grad()
     first = next(leaf for _, leaf in named_tensors(model(**inputs), "output"))
-    weights = torch.randn(first.shape, generator=torch.Generator().manual_seed(SEED)) if first.dim() else 1.0
-    (first * weights).mean().backward()
+    if first.dim():
+        generator = torch.Generator(first.device).manual_seed(SEED)
+        first = first * torch.randn(first.shape, generator=generator, device=first.device)
+    first.mean().backward()
     return {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in model.named_parameters()}
 
 
-def _widened(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+def _as(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _error(got: Gradients, truth: Gradients) -> float:
@@ -103,13 +142,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=lambda text: text.split(","), default=list(FACTORIES), help="names of zoo.py")
     parser.add_argument("--compiler", choices=tuple(COMPILERS), default="graph")
+    parser.add_argument("--backend", choices=BACKENDS, default="cpp", help="of the starters")
+    parser.add_argument("--sizes", choices=("small", "gpu"), default="small")
+    parser.add_argument("--seconds", type=float, default=0.0, help="for timing the step; 0 leaves it out")
     args = parser.parse_args(arguments)
-    print("| model | kernels called | ran the original | parameters | error | eager's |\n|---|---|---|---|---|---|")
+    columns = ["model", "kernels called", "ran the original", "parameters", "error", "eager's"]
+    columns += ["step in ms", "with kernels"] if args.seconds else []
+    print("| " + " | ".join(columns) + " |" + "\n" + "|---" * len(columns) + "|")
     good = True
     with tempfile.TemporaryDirectory(prefix="autokernel-gradients-") as folder:
         for name in args.models:
             try:
-                line, agrees = row(name, args.compiler, Path(folder))
+                line, agrees = row(name, args, Path(folder))
             except AutokernelError as error:
                 line, agrees = f"| {name} | FAILED: {error} |", False
             print(line, flush=True)
