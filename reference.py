@@ -566,6 +566,12 @@ def _rmsnorm_no_cast(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
 
 
+def _rmsnorm_partly_wide(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As T5 in 16 bits: the squares are widened, the product with x is only by promotion."""
+    y = x * torch.rsqrt(x.to(torch.float32).pow(2).mean(-1, keepdim=True) + eps)
+    return weight * y.to(weight.dtype)
+
+
 def _rmsnorm_scale_first(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Scaled in fp32 before the cast back, as Gemma and the original Llama code do."""
     wide = x.float()
@@ -638,6 +644,7 @@ RMSNORM = KernelSpec(
             for name, fn in {
                 "llama": _rmsnorm_llama,
                 "no_cast": _rmsnorm_no_cast,
+                "partly_wide": _rmsnorm_partly_wide,
                 "scale_first": _rmsnorm_scale_first,
                 "divide": _rmsnorm_divide,
                 "squared": _rmsnorm_squared,
