@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from autokernel.errors import ConfigError
 from autokernel.history import KernelHistory
@@ -53,11 +53,13 @@ def speedup(experiment: Experiment) -> str:
     return "-"
 
 
-def refuted(experiments: Sequence[Experiment], limit: int) -> list[str]:
+def refuted(newest_first: Iterable[Experiment], limit: int) -> list[str]:
     """The newest `limit` reverted ideas, one line each, without repetitions; newest first."""
     lines: dict[str, str] = {}
-    for experiment in reversed(experiments):
-        if experiment.decision is Decision.REVERT and len(lines) < limit:
+    for experiment in newest_first:
+        if len(lines) >= limit:
+            break
+        if experiment.decision is Decision.REVERT:
             idea = one_line(experiment.proposal.hypothesis, AVOIDED_CHARS)
             verdict = experiment.outcome.verdict
             how = speedup(experiment).split()[0] if verdict in (Verdict.PASS, Verdict.SCREENED) else verdict.value

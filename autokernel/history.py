@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from autokernel.amdahl import potential
+from autokernel.experiments import Experiments
 from autokernel.records import Baseline, Decision, Experiment, PlannedOp
 
 SHORTER = 0.90
@@ -17,9 +18,9 @@ class KernelHistory:
 
     `incumbent_us` is the incumbent's latency for one forward's worth of the op's calls, from the newest measurement.
     `floor_us` is the time the measured ceilings of the device allow at best (None: unknown); `flops` and `nbytes` are
-    the work that it is for. `active_s` counts only
-    time spent on this op, over all sessions of the run. `stop_reason` is set once the loop has moved on. `starter` is
-    the first incumbent's text, noted by `add`; None before the first experiment, when `incumbent` is the starter.
+    the work that it is for. `active_s` counts only time spent on this op, over all sessions of the run. `stop_reason`
+    is set once the loop has moved on. `add` counts the `kept` experiments and those reverted since the last of them,
+    and notes the first incumbent's text as the `starter`; None before, when `incumbent` is the starter.
     """
 
     planned: PlannedOp
@@ -29,7 +30,9 @@ class KernelHistory:
     incumbent: str
     incumbent_us: float
     floor_us: float | None = None
-    experiments: tuple[Experiment, ...] = ()
+    experiments: Experiments = field(default_factory=Experiments)
+    kept: int = 0
+    reverts_in_a_row: int = 0
     active_s: float = 0.0
     stop_reason: str | None = None
     starter: str | None = None
@@ -45,16 +48,6 @@ class KernelHistory:
     def cases(self) -> str:
         """The calls that the latencies are of: `17 x 4x2048x2048 bf16`."""
         return ", ".join(f"{item.calls} x {item.case.label}" for item in self.planned.cases)
-
-    @property
-    def reverts_in_a_row(self) -> int:
-        """Experiments since the last kept one."""
-        count = 0
-        for experiment in reversed(self.experiments):
-            if experiment.decision is Decision.KEEP:
-                break
-            count += 1
-        return count
 
     @property
     def speedup_vs_baseline(self) -> float:
@@ -77,20 +70,15 @@ class KernelHistory:
 
     def add(self, experiment: Experiment) -> KernelHistory:
         """The history with one more experiment; a kept one becomes the incumbent."""
-        return self.after(experiment).with_experiments((*self.experiments, experiment))
-
-    def with_experiments(self, experiments: tuple[Experiment, ...]) -> KernelHistory:
-        """The history with these experiments, all of which it is already `after`."""
-        return replace(self, experiments=experiments)
-
-    def after(self, experiment: Experiment) -> KernelHistory:
-        """What `add` makes of everything but the experiments themselves."""
         kept = experiment.decision is Decision.KEEP
         newest_us = experiment.latency_us if kept else experiment.incumbent_us
         return replace(
             self,
             incumbent=experiment.proposal.kernel_py if kept else self.incumbent,
             incumbent_us=newest_us or self.incumbent_us,
+            experiments=self.experiments.with_one(experiment),
+            kept=self.kept + kept,
+            reverts_in_a_row=0 if kept else self.reverts_in_a_row + 1,
             active_s=self.active_s + experiment.seconds,
             starter=self.incumbent if self.starter is None else self.starter,
         )

@@ -7,6 +7,7 @@ experiments go first, then reasons are shortened; kernel.py is never cut.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -215,8 +216,7 @@ def _experiments(history: KernelHistory, detail: _Detail) -> Iterator[str]:
     if not done:
         yield "## Experiments\n\nNone yet: the incumbent is the starter."
         return
-    kept = sum(e.decision is Decision.KEEP for e in done)
-    text = f"## Experiments\n\n{len(done)} so far, {kept} kept; {history.reverts_in_a_row} reverted in a row."
+    text = f"## Experiments\n\n{len(done)} so far, {history.kept} kept; {history.reverts_in_a_row} reverted in a row."
     shown = done[-detail.rows :] if detail.rows else ()
     if shown:
         told = "" if len(shown) == len(done) else f" The newest {len(shown)}:"
@@ -234,7 +234,7 @@ def _numbers(history: KernelHistory, detail: _Detail) -> Iterator[str]:
 
 
 def _not_again(history: KernelHistory, detail: _Detail) -> Iterator[str]:
-    older = history.experiments[: -detail.rows] if detail.rows else history.experiments
+    older = itertools.islice(reversed(history.experiments), detail.rows, None)
     ideas = experience.refuted(older, detail.avoided)
     configs = experience.judged_configs(history, detail.avoided)
     if not ideas and not configs:

@@ -131,4 +131,3 @@ class Rows:
         agent = experiment.proposal.agent or self._agent
         row = result_row(self._run, history, experiment, work, agent=agent, seed=self._seed)
         results.append_row(self._path, row)
-        self._there.add(experiment.number)

@@ -175,7 +175,7 @@ def _kernel(history: KernelHistory) -> KernelReport:
         baselines_us=dict(history.baseline.latencies_us),
         speedup=history.speedup_vs_baseline,
         roofline_fraction=history.roofline_fraction,
-        kept=sum(e.decision is Decision.KEEP for e in history.experiments),
+        kept=history.kept,
         reverted=verdicts.pop(Verdict.PASS, 0),
         screened=verdicts.pop(Verdict.SCREENED, 0),
         failed={verdict.value: count for verdict, count in sorted(verdicts.items())},

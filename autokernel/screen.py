@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from autokernel.view import RunSummary
 
 REDRAWS_PER_S = 2
 SHOWN_EXPERIMENTS = 8
+SHOWN_LATENCIES = 40
 FIXED_LINES = 9  # header, stage, sparkline, two table heads and the space between them
 BARS = "▁▂▃▄▅▆▇█"
 COLORS = {Verdict.PASS: "green", Verdict.SCREENED: "yellow"}
@@ -38,6 +40,7 @@ class RichView:
         self._skipped: tuple[PlannedOp, ...] = ()
         self._histories: dict[str, KernelHistory] = {}
         self._experiments: tuple[Experiment, ...] = ()
+        self._latencies_us = defaultdict[str, deque[float]](lambda: deque(maxlen=SHOWN_LATENCIES))
         self._current: str | None = None
         self._spinner = Spinner("dots", text="starting")
         self._ended = ""
@@ -69,12 +72,15 @@ class RichView:
         """The op's row gets its numbers."""
         self._current, self._device = history.op, history.device
         self._histories[history.op] = history
+        self._latencies_us[history.op].extend(e.latency_us for e in history.experiments if e.latency_us)
         self._live.refresh()
 
     def experiment(self, history: KernelHistory, experiment: Experiment) -> None:
         """One more row below."""
         self._histories[history.op] = history
         self._experiments = (*self._experiments, experiment)[-SHOWN_EXPERIMENTS:]
+        if experiment.latency_us:
+            self._latencies_us[history.op].append(experiment.latency_us)
         self._live.refresh()
 
     def op_stopped(self, history: KernelHistory) -> None:
@@ -109,7 +115,7 @@ class RichView:
             yield self._experiment_table(max(1, min(SHOWN_EXPERIMENTS, left)))
         history = self._histories.get(self._current or "")
         if history is not None and history.experiments:
-            yield _progress(history)
+            yield _progress(history, self._latencies_us[history.op])
 
     def _header(self) -> Text:
         elapsed = time.monotonic() - self._start
@@ -178,20 +184,18 @@ def _table(*columns: str) -> Table:
 
 
 def _numbers(history: KernelHistory) -> tuple[str, str, str]:
-    kept = sum(experiment.decision is Decision.KEEP for experiment in history.experiments)
     return (
-        f"{kept}/{len(history.experiments)}",
+        f"{history.kept}/{len(history.experiments)}",
         f"{history.incumbent_us:.1f}",
         f"{history.speedup_vs_baseline:.2f}x {history.baseline.fastest}",
     )
 
 
-def _progress(history: KernelHistory) -> Text:
-    """The measured latencies of the op's experiments as bars, and the best."""
-    latencies = [e.latency_us for e in history.experiments if e.latency_us]
+def _progress(history: KernelHistory, latencies_us: Sequence[float]) -> Text:
+    """The newest measured latencies of the op's experiments as bars, and the best."""
     return Text.assemble(
         (f"{history.op} ", "dim"),
-        (sparkline(latencies[-40:]), "cyan"),
+        (sparkline(latencies_us), "cyan"),
         f" best {history.incumbent_us:.1f} us",
         no_wrap=True,
         overflow="ellipsis",

@@ -19,6 +19,7 @@ Kernel texts lie in `experiments/<op>-<number>/kernel.py` (number 0 is the start
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -48,7 +49,7 @@ class Pending:
 
     def tuned(self, numbers: Numbers) -> Pending:
         """With the configuration that its search found."""
-        revise = None if (config := numbers.config) is None else lambda text: with_config(text, config)
+        revise = None if numbers.config is None else functools.partial(with_config, config=numbers.config)
         file = replace(self.file, revise=revise)
         proposal = replace(self.proposal, kernel_py=file, numbers=numbers.words)
         return replace(self, proposal=proposal, file=file, tuned_s=numbers.seconds)
@@ -112,7 +113,6 @@ def replay(events: Iterable[Event], run_dir: RunDir) -> RunState:
     state: RunState | None = None
     # What most events change is put into the records at the end: ten thousand experiments are read in a second.
     tip, elapsed_s = None, 0.0
-    done: dict[str, list[Experiment]] = {}
     for event in events:
         fields = event.fields
         if event.kind == "run-started":
@@ -122,12 +122,11 @@ def replay(events: Iterable[Event], run_dir: RunDir) -> RunState:
             state = replace(state, started_utc=event.time_utc, environment=_environment(fields))
             elapsed_s = fields.get("elapsed_s", 0.0)  # journals did not always say
         elif state is not None:
-            state = _fold(state, event.kind, fields, run_dir, done)
+            state = _fold(state, event.kind, fields, run_dir)
             tip, elapsed_s = fields.get("tip", tip), fields.get("elapsed_s", elapsed_s)
     if state is None:
         raise IntegrityError(f"{run_dir.journal_path} holds no run", hint="start a new run without --resume")
-    histories = {op: history.with_experiments(tuple(done.get(op, ()))) for op, history in state.histories.items()}
-    return replace(state, histories=histories, tip=tip, elapsed_s=elapsed_s)
+    return replace(state, tip=tip, elapsed_s=elapsed_s)
 
 
 def _environment(fields: Mapping[str, Any]) -> dict[str, str]:
@@ -136,10 +135,8 @@ def _environment(fields: Mapping[str, Any]) -> dict[str, str]:
     return dict(fields.get("environment", known))
 
 
-def _fold(
-    state: RunState, kind: str, fields: Mapping[str, Any], run_dir: RunDir, done: dict[str, list[Experiment]]
-) -> RunState:
-    """The state after an event; an experiment that it completes goes to its op's list in `done`."""
+def _fold(state: RunState, kind: str, fields: Mapping[str, Any], run_dir: RunDir) -> RunState:
+    """The state after an event."""
     if kind == "planned":
         return replace(state, plan=fields)
     if kind == "op-started":
@@ -163,8 +160,7 @@ def _fold(
         return replace(state, pending=replace(state.pending, judged=judged))
     if kind == "recorded" and state.pending is not None and state.pending.judged is not None:
         experiment = replace(state.pending.judged, commit=fields["commit"])
-        done.setdefault(experiment.op, []).append(experiment)
-        return _with_history(state, state.histories[experiment.op].after(experiment), pending=None)
+        return _with_history(state, state.histories[experiment.op].add(experiment), pending=None)
     return _fold_run(state, kind, fields)
 
 

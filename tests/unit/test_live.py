@@ -125,6 +125,15 @@ def test_rich_view_shows_plan_and_experiments_at_any_width(rich_view, width):
     assert "1.600x [1.584, 1.616]" in text
 
 
+def test_rich_view_draws_the_latencies_from_before_a_run_was_resumed_too(rich_view):
+    history = rmsnorm()
+    rich_view.op_started(history)
+    assert sparkline([800.0, 790.0, 990.0, 500.0]) in drawn(rich_view, 80)[-1]
+    newest = experiment(6, us=2000.0)
+    rich_view.experiment(history.add(newest), newest)
+    assert sparkline([800.0, 790.0, 990.0, 500.0, 2000.0]) in drawn(rich_view, 80)[-1]
+
+
 def test_rich_view_fits_a_small_terminal_and_keeps_the_newest_experiment(rich_view):
     play(rich_view)
     lines = drawn(rich_view, 80, height=16)
