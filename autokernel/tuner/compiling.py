@@ -111,7 +111,8 @@ class Compiler:
         return [study for part in self._pool.map(lambda part: self._study(part, case), parts) for study in part]
 
     def _study(self, texts: Sequence[str], case: Case) -> list[list[Launch] | str]:
-        folder = places.of_text(self._builds, "\0".join(texts))
+        # One text may be compiled meanwhile, in the folder of its name.
+        folder = places.of_text(self._builds, "\0".join(["studied", *texts]))
         folder.mkdir(parents=True, exist_ok=True)
         paths = [folder / f"studied_{number}.py" for number in range(len(texts))]
         for path, text in zip(paths, texts, strict=True):

@@ -37,6 +37,11 @@ class Good:
         return shared
 
 
+def preload() -> None:
+    """Import what a fit needs, which takes a second."""
+    import sklearn.tree  # noqa: F401
+
+
 def runs_probability(rows: Floats, runs: NDArray[np.bool_], weights: Floats, pool: Floats, seed: int) -> Floats:
     """P(runs) of each row of `pool`; ones while nothing has failed."""
     if runs.all() or not runs.any():

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from autokernel.tuner import preferences
 from autokernel.tuner.costmodel import Estimate, estimate
-from autokernel.tuner.kinds import Kind
+from autokernel.tuner.kinds import Kind, Launch
 from autokernel.tuner.roles import Role, is_left_to_kernel
 from autokernel.tuner.space import Point
 from autokernel.tuner.studies import Facts, amounts_of
@@ -41,12 +41,15 @@ FEATURES = (
 """Names of what `features` returns, in its order."""
 
 
+Prediction = tuple[Launch, Estimate]
+
+
 class Heuristics:
     """Ranks the configurations of one kernel by its facts."""
 
     def __init__(self, facts: Facts) -> None:
         self.facts, self.space = facts, facts.space
-        self._estimates: dict[Point, tuple[Estimate, ...] | None] = {}
+        self._known: dict[Point, tuple[Prediction, ...] | None] = {}  # by what the study depends on
         self._costs: dict[Point, float] = {}
 
     def default(self) -> Point:
@@ -55,15 +58,22 @@ class Heuristics:
 
     def seeds(self, count: int = 12) -> list[Point]:
         """`count` (4 to 20) configurations, or as many as fit: the default first, then ones that are both promising
-        and unlike those before."""
+        and unlike those before. Of those that launch the same there is one, the best."""
         count = min(MOST_SEEDS, max(FEWEST_SEEDS, count))
-        nearest = dict.fromkeys(self.ranked[: 50 * count], 0.0)
+        nearest = dict.fromkeys(self._unlike(self.ranked)[: 50 * count], 0.0)
         taken = [self.ranked[0]]
         while len(nearest) > 1 and len(taken) < count:
             del nearest[taken[-1]]
             nearest = {point: max(alike, _alike(point, taken[-1])) for point, alike in nearest.items()}
             taken.append(min(nearest, key=lambda point: (self.cost(point) * (1 + ALIKE * nearest[point]), point)))
         return taken
+
+    def _unlike(self, points: Sequence[Point]) -> list[Point]:
+        """The first of those whose launches are the same, as far as they are known."""
+        first: dict[object, Point] = {}
+        for point in points:
+            first.setdefault(tuple(launch for launch, _ in self._predicted(point) or ()) or point, point)
+        return list(first.values())
 
     def cost(self, point: Point) -> float:
         """Predicted us, or another measure where no kernel could be studied; infinite where no block fits."""
@@ -81,15 +91,25 @@ class Heuristics:
 
     def estimates(self, point: Point) -> tuple[Estimate, ...] | None:
         """What is predicted for each launch of a configuration; None where that was not studied."""
-        if point not in self._estimates:
+        predicted = self._predicted(point)
+        return None if predicted is None else tuple(each for _, each in predicted)
+
+    def _predicted(self, point: Point) -> tuple[Prediction, ...] | None:
+        key = tuple(index for k, index in enumerate(point) if k in self._studied_knobs)
+        if key not in self._known:
             device, launches = self.facts.device, self.facts.launches(point)
             known = None
             if device is not None and launches is not None:
-                known = tuple(
-                    estimate(each.work, each.warps, each.stages, device, self.facts.input_bytes) for each in launches
-                )
-            self._estimates[point] = known
-        return self._estimates[point]
+                size = self.facts.input_bytes
+                known = tuple((each, estimate(each.work, each.warps, each.stages, device, size)) for each in launches)
+            self._known[key] = known
+        return self._known[key]
+
+    @functools.cached_property
+    def _studied_knobs(self) -> frozenset[int]:
+        """The knobs that change what is known of a configuration's launches."""
+        own = {k for k, role in enumerate(self.facts.roles) if role in (Role.WARPS, Role.STAGES)}
+        return frozenset(own.union(self.facts.shaping))
 
     @functools.cached_property
     def ranked(self) -> tuple[Point, ...]:
@@ -102,11 +122,10 @@ class Heuristics:
 
     def features(self, point: Point) -> tuple[float, ...]:
         """Numbers that a model of latencies can learn from, named by `FEATURES`; zeros where nothing is known."""
-        estimates, launches = self.estimates(point), self.facts.launches(point)
-        if not estimates or not launches or self.facts.device is None:
+        predicted, device = self._predicted(point), self.facts.device
+        if not predicted or device is None:
             return (0.0,) * len(FEATURES)
-        number = max(range(len(estimates)), key=lambda i: estimates[i].us)
-        each, launch, device = estimates[number], launches[number], self.facts.device
+        launch, each = max(predicted, key=lambda one: one[1].us)
         threads = launch.warps * device.lanes
         return (
             math.log2(max(1, launch.work.elements)),
@@ -117,14 +136,14 @@ class Heuristics:
             each.shared_bytes / device.limits.shared_bytes_per_block,
             each.occupancy,
             min(4.0, each.pressure),
-            math.log2(max(sum(e.us for e in estimates), 2**-10)),
+            math.log2(max(sum(one.us for _, one in predicted), 2**-10)),
         )
 
     def explain(self, point: Point) -> list[str]:
         """Lines for people: the kind of kernel, what the configuration takes, and for each knob what bound it."""
         facts = self.facts
         lines = [f"kind: {facts.kind or 'unknown'}"]
-        for each, launch in zip(self.estimates(point) or (), facts.launches(point) or (), strict=True):
+        for launch, each in self._predicted(point) or ():
             lines.append(
                 f"{launch.kernel}: {launch.work.programs} blocks of {launch.warps} warps, {each.blocks_per_sm} on a "
                 f"multiprocessor; at most {each.shared_bytes} bytes of shared memory and about {each.registers} "

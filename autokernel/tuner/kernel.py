@@ -20,6 +20,7 @@ from autokernel.records import TimedCase
 from autokernel.settings import device_of
 from autokernel.spec import KernelSpec
 from autokernel.target import Target, of_index
+from autokernel.tuner import forest
 from autokernel.tuner.compiling import Compiler
 from autokernel.tuner.heuristics import Heuristics
 from autokernel.tuner.importance import in_words
@@ -152,7 +153,8 @@ class KernelTuner:
             folder=self._folder,
             told=heard,
         )
-        with closing(provider), ThreadPoolExecutor(1) as beside:
+        with closing(provider), ThreadPoolExecutor(2) as beside:
+            beside.submit(forest.preload)
             first = own if journal is None or not journal.exists() else None
             provider.prepare([] if first is None else [first])
             ready = beside.submit(provider.get_ready, first)

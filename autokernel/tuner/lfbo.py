@@ -24,6 +24,7 @@ from autokernel.tuner.proposing import Candidates, spread
 from autokernel.tuner.smooth import Belief, Smooth
 from autokernel.tuner.space import Point, Space
 from autokernel.tuner.trials import Status, Trial
+from autokernel.tuner.twins import Twins
 
 PARENT_WEIGHT = 0.5
 """Of a measurement of the parent kernel: the child's structure differs, most of its landscape does not."""
@@ -90,17 +91,18 @@ class Lfbo:
         known = _known(trials, self.parent)
         order = np.argsort(np.where(known.timed, known.log_latency, np.inf), kind="stable")
         best = [known.points[row] for row in order if known.timed[row]]
-        pool = self._candidates.open(seen, best or [*self.seeds], random.Random(f"{self.seed}/{len(trials)}"))
+        rng = random.Random(f"{self.seed}/{len(trials)}")
+        pool = self._candidates.open(seen, best or [*self.seeds], rng, Twins(self.space, trials))
         if not pool:
             return []
         coded = code(self.space, [*known.points, *pool], self.features)
-        rng = np.random.default_rng([self.seed, len(trials)])
+        draws = np.random.default_rng([self.seed, len(trials)])
         wanted = min(count, len(pool))
         missing = min(wanted, self.settings.start - len(known.points))
         if missing > 0:
-            chosen = spread(coded.numbers[len(known.points) :], coded.numbers[: len(known.points)], missing, rng)
+            chosen = spread(coded.numbers[len(known.points) :], coded.numbers[: len(known.points)], missing, draws)
         else:
-            chosen = self._chosen(known, coded, wanted, rng)
+            chosen = self._chosen(known, coded, wanted, draws)
         return [pool[index] for index in chosen]
 
     def _chosen(self, known: _Known, coded: Coded, count: int, rng: np.random.Generator) -> list[int]:

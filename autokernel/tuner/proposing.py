@@ -9,6 +9,7 @@ import numpy as np
 
 from autokernel.tuner.coding import Floats
 from autokernel.tuner.space import Point, Space
+from autokernel.tuner.twins import Twins
 
 SCORED_WHOLE = 50_000
 """Up to so many combinations all unmeasured points are looked at."""
@@ -29,9 +30,15 @@ class Candidates:
     def __init__(self, space: Space) -> None:
         self.space = space
         self._whole: list[Point] | None = None
+        self._near = [[knob.neighbours(i, RADIUS) for i in range(len(knob.values))] for knob in space.knobs]
 
-    def open(self, seen: Collection[Point], best: Sequence[Point], rng: random.Random) -> list[Point]:
-        """Points that are not `seen`, to choose among; `best` are the incumbents, best first."""
+    def open(
+        self, seen: Collection[Point], best: Sequence[Point], rng: random.Random, twins: Twins | None = None
+    ) -> list[Point]:
+        """Points that are not `seen`, to choose among; `best` are the incumbents, best first.
+
+        Of those of a large space that `twins` expects to be nothing new one stays, as it may be wrong.
+        """
         if self.space.size <= SCORED_WHOLE:
             if self._whole is None:
                 self._whole = list(self.space.points())
@@ -40,7 +47,9 @@ class Candidates:
         found = dict.fromkeys(point for point in near if point not in seen)
         wanted = SAMPLED - len(found)
         found |= dict.fromkeys(point for point in self._random(max(wanted, SAMPLED // 4), rng) if point not in seen)
-        return list(found)
+        expected = {point for point in found if twins is not None and twins.expects(point)}
+        new = [point for point in found if point not in expected]
+        return [*new, rng.choice(sorted(expected))] if expected else new
 
     def _around(self, best: Sequence[Point], rng: random.Random) -> list[Point]:
         """All one-knob changes of each incumbent, and random changes of two to four knobs of it or of two of them."""
@@ -52,8 +61,7 @@ class Candidates:
             point = list(best[min(rng.randrange(len(best)), rng.randrange(len(best)))])
             other = best[rng.randrange(len(best))]
             for k in rng.sample(range(len(point)), min(len(point), rng.randint(2, 4))):
-                choices = (*self.space.knobs[k].neighbours(point[k], RADIUS), other[k])
-                point[k] = rng.choice(choices)
+                point[k] = rng.choice((*self._near[k][point[k]], other[k]))
             near.append(self.space.canonical(tuple(point)))
         return [point for point in near if self.space.allowed(point)]
 

@@ -175,6 +175,16 @@ def test_failures_cost_only_their_own_candidate(rows_on_hopper):
     assert found[0].digest == found[7].digest
 
 
+def test_a_study_leaves_alone_what_is_compiled_of_the_same_text(product_on_hopper, tmp_path):
+    with Compiler([MATMUL], "sm_90", builds=tmp_path, processes=2) as compiler:
+        compiling = compiler.start(PRODUCT)
+        while not list(tmp_path.glob("*/kernel.py")):
+            time.sleep(0.01)
+        assert not any(isinstance(study, str) for study in compiler.study([PRODUCT], MATMUL))
+        assert compiling.result().status is Status.OK, compiling.result().error
+    assert list(tmp_path.glob("*/kernel.py"))
+
+
 @needs_compiler
 def test_native_digest_follows_the_compilers_output(rows_on_hopper):
     text = starter_path("softmax", "cpp").read_text()
@@ -259,6 +269,11 @@ def test_default_and_seeds_are_allowed_distinct_and_leave_unknown_knobs(advice):
 
 
 @needs_triton
+def test_of_configurations_that_launch_the_same_one_is_a_seed(advice):
+    seeds = advice.seeds(20)
+    assert len({advice.facts.launches(point) for point in seeds}) == len(seeds)
+
+
 def test_explanation_says_what_bound_each_choice(advice):
     lines = advice.explain(advice.default())
     assert lines[0] == "kind: matmul"

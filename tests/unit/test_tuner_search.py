@@ -14,6 +14,7 @@ from autokernel.tuner.lfbo import Lfbo
 from autokernel.tuner.strategies import STRATEGIES, Task, strategy_of
 from autokernel.tuner.trials import Status, Trial
 from autokernel.tuner.tuning import batch_size
+from autokernel.tuner.twins import Twins
 
 pytestmark = pytest.mark.alone
 
@@ -188,6 +189,41 @@ def test_a_space_too_large_to_list_is_searched_near_the_best():
         trials += [Trial(point=point, status=Status.OK, latency_us=latency(point)) for point in points]
     # A point drawn at random is 19 steps away; so is the best of the first ones here by about 11.
     assert min(latency(trial.point) for trial in trials) < 100 * math.exp(0.12 * 4)
+
+
+def test_little_is_spent_on_configurations_that_compile_to_the_same_code():
+    """Eight of ten knobs are idle, as in a kernel that chooses its structure by shape; 36 binaries there are."""
+    space = Lazy({f"K{number}": [0, 1, 2, 4, 8, 16] for number in range(10)}).space
+
+    def latency(point):
+        return 100.0 + 7 * abs(point[2] - 3) + 5 * abs(point[7] - 1)
+
+    trials, strategy = [], Lfbo(space=space, seed=0, seeds=[(0,) * 10])
+    while len(trials) < 64:
+        for point in strategy.propose(trials, 8):
+            digest = f"{point[2]}{point[7]}"
+            trials.append(Trial(point=point, status=Status.OK, latency_us=latency(point), digest=digest))
+    assert len({trial.digest for trial in trials}) >= 18  # 7 to 12 without the expectation
+
+
+def test_twins_are_expected_where_knobs_were_idle():
+    space = Lazy({"A": [1, 2, 4], "B": [0, 1, 2], "C": [1, 2, 4], "D": [False, True]}).space
+
+    def trials(*rows):
+        return [Trial(point=point, status=Status.OK, latency_us=1.0, digest=digest) for point, digest in rows]
+
+    seen = trials(((0, 1, 0, 0), "x"), ((1, 1, 0, 0), "x"), ((0, 1, 1, 0), "y"))
+    assert Twins(space, seen).expects((2, 1, 0, 0))  # A was idle at x
+    assert Twins(space, seen).expects((2, 1, 1, 0))  # and is at y
+    assert not Twins(space, seen).expects((2, 1, 2, 0))  # another C
+    assert not Twins(space, seen).expects((2, 1, 0, 1))  # another D
+    by_shape = trials(((0, 0, 0, 0), "x"), ((0, 1, 0, 0), "x"))
+    assert not Twins(space, by_shape).expects((0, 2, 0, 0))  # "by shape" was 1
+    matters = trials(((0, 1, 0, 0), "x"), ((1, 1, 0, 0), "x"), ((2, 1, 0, 0), "z"))
+    assert not Twins(space, matters).expects((2, 2, 0, 0))
+    both = trials(((0, 1, 0, 0), "x"), ((0, 1, 0, 1), "x"), ((1, 1, 0, 0), "y"))
+    assert Twins(space, both).expects((1, 1, 0, 1))  # a flag both of whose values are alike
+    assert not Twins(space, trials(((0, 1, 0, 0), None), ((1, 1, 0, 0), None))).expects((2, 1, 0, 0))
 
 
 class Lazy(Landscape):
