@@ -55,6 +55,12 @@ class KernelHistory:
         return self.baseline.latency_us / self.incumbent_us
 
     @property
+    def starter_us(self) -> float:
+        """The starter's latency: what the first kept kernel was measured against, or the incumbent's when none was."""
+        first = next((e for e in self.experiments if e.decision is Decision.KEEP), None)
+        return self.incumbent_us if first is None or first.incumbent_us is None else first.incumbent_us
+
+    @property
     def roofline_fraction(self) -> float | None:
         """Share of the measured ceilings that the incumbent reaches, in [0, 1]; None where they are unknown."""
         return None if self.floor_us is None else min(1.0, self.floor_us / self.incumbent_us)

@@ -48,7 +48,7 @@ def _draw_op(axes: Any, history: KernelHistory, found: list[Entry]) -> None:
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     baseline, marks = history.baseline, progress_marks(found)
-    starter_us = found[0].experiment.incumbent_us or history.incumbent_us
+    starter_us = history.starter_us
     levels = {f"PyTorch {baseline.fastest}": (baseline.latency_us, "tab:orange", "--")}
     if history.floor_us is not None:
         levels["roofline"] = (history.floor_us, "black", ":")

@@ -164,12 +164,10 @@ def environment() -> dict[str, str]:
 
 def _kernel(history: KernelHistory) -> KernelReport:
     verdicts = Counter(e.outcome.verdict for e in history.experiments if e.decision is not Decision.KEEP)
-    measured = (e.incumbent_us for e in history.experiments if e.incumbent_us is not None)
     return KernelReport(
         op=history.op,
         backend=history.backend,
-        # Until something is kept the incumbent is the starter, and what is kept was measured against it.
-        starter_us=next(measured, history.incumbent_us),
+        starter_us=history.starter_us,
         latency_us=history.incumbent_us,
         baseline=history.baseline.fastest,
         baselines_us=dict(history.baseline.latencies_us),

@@ -128,3 +128,13 @@ def test_an_old_experiment_takes_few_bytes(tmp_path):
     kept_bytes(run, few)  # what is made once, on the first use
     each = (kept_bytes(run, many) - kept_bytes(run, few)) / (many - few)
     assert each < BYTES_EACH
+
+
+def test_the_starter_is_what_the_first_kept_kernel_was_measured_against():
+    history = started(starter_us=1000.0).add(experiment(1, us=1300.0, incumbent_us=2000.0))  # a disturbed measurement
+    assert history.starter_us == 2000.0
+    history = replace(history, incumbent_us=1010.0)  # measured again, and nothing kept
+    assert history.starter_us == 1010.0
+    history = history.add(experiment(2, decision=Decision.KEEP, us=800.0, incumbent_us=1005.0))
+    assert (history.starter_us, history.incumbent_us) == (1005.0, 800.0)
+    assert history.add(experiment(3, us=900.0, incumbent_us=790.0)).starter_us == 1005.0
