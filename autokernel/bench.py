@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -10,15 +11,15 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from autokernel import timed
-from autokernel.errors import AutokernelError, WorkerError
-from autokernel.judge import devicehealth
+from autokernel.errors import AutokernelError, MeasurementError, OracleError, WorkerError
+from autokernel.judge import devicehealth, devicememory
 from autokernel.judge.engine import Judge
 from autokernel.judge.forkserver import ForkServer
 from autokernel.judge.rejected import SIGKILLED
 from autokernel.loading import get_spec
 from autokernel.numbers import Numbers
 from autokernel.recording import Work
-from autokernel.records import Baseline, Outcome, PlannedOp
+from autokernel.records import Baseline, Outcome, PlannedOp, Verdict
 from autokernel.roofline import Ceilings
 from autokernel.settings import device_of, dtypes_of
 from autokernel.tuner.trials import Trial
@@ -76,15 +77,31 @@ class Bench:
         """The verdict on a candidate, timed against `incumbent` if any. Raises: WorkerError after retries.
 
         A child that dies by SIGKILL may be the system's choice when something else took the memory: it is judged again.
+        Where the judge itself finds no memory the verdict is OOM.
         """
-        outcome = self._insist(lambda judge: judge.evaluate(kernel_py, incumbent))
-        if SIGKILLED in outcome.reason:
-            log.warning("a child of the judge was killed; judging the kernel once more")
+        begin = time.perf_counter()
+        try:
             outcome = self._insist(lambda judge: judge.evaluate(kernel_py, incumbent))
+            if SIGKILLED in outcome.reason:
+                log.warning("a child of the judge was killed; judging the kernel once more")
+                outcome = self._insist(lambda judge: judge.evaluate(kernel_py, incumbent))
+        except MeasurementError as error:
+            return Outcome(
+                verdict=Verdict.OOM,
+                stage="",
+                reason=str(error),
+                stages=(),
+                timing=None,
+                peak_memory_mb=None,
+                seconds=time.perf_counter() - begin,
+            )
         return outcome
 
     def baseline(self, kernel_py: str, *, compiled: bool) -> tuple[Baseline, float]:
-        """PyTorch's latencies and `kernel_py`'s, interleaved, in us."""
+        """PyTorch's latencies and `kernel_py`'s, interleaved, in us.
+
+        Raises: MeasurementError when no way of PyTorch's can be timed, or there is no memory for them.
+        """
         return self._insist(lambda judge: judge.baseline(kernel_py, compiled=compiled))
 
     def tune(
@@ -144,9 +161,22 @@ class Bench:
         return self._judge
 
     def _insist(self, step: Callable[[Judge], T]) -> T:
+        """What `step` gives, with the judge's processes started anew when they fail.
+
+        Raises: WorkerError after retries; MeasurementError when this process finds no memory.
+        """
         for attempt in range(WORKER_RETRIES + 1):
             try:
                 return step(self._current())
+            except (RuntimeError, MemoryError, OracleError) as error:
+                if not devicememory.is_out_of_memory(error):
+                    raise
+                devicememory.release_unused()
+                first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                raise MeasurementError(
+                    f"the judge has no memory for its inputs and results: {first}",
+                    hint="free memory on the device, or give the model smaller inputs",
+                ) from None
             except WorkerError as error:
                 if attempt == WORKER_RETRIES:
                     raise

@@ -20,6 +20,7 @@ from autokernel.agenthost import AgentHost
 from autokernel.agents import Agent
 from autokernel.agents.host import LimitReached
 from autokernel.diskspace import require_space
+from autokernel.errors import MeasurementError
 from autokernel.facts import Facts
 from autokernel.history import KernelHistory
 from autokernel.journal import write_whole
@@ -157,12 +158,14 @@ class Session:
         bench = self._bench_of(planned)
         outcome = self._verdict(bench, starter, None)
         if outcome.verdict is not Verdict.PASS:
-            self.view.note(f"{planned.op}: the starter gets {outcome.verdict} here ({outcome.reason}); skipped")
-            self._journal.append("op-skipped", op=planned.op, reason=outcome.reason)
-            self._unusable.add(planned.op)
+            self._skip(planned.op, f"the starter gets {outcome.verdict} here ({outcome.reason})")
             return None
         self.view.stage(f"{planned.op}: measuring PyTorch's own ways")
-        baseline, starter_us = bench.baseline(starter, compiled=self.settings.compile_baseline)
+        try:
+            baseline, starter_us = bench.baseline(starter, compiled=self.settings.compile_baseline)
+        except MeasurementError as error:
+            self._skip(planned.op, str(error))
+            return None
         history = KernelHistory(
             planned=planned,
             backend=self.settings.backend,
@@ -186,6 +189,12 @@ class Session:
         )
         self._histories[planned.op] = history
         return self._show(history)
+
+    def _skip(self, op: str, reason: str) -> None:
+        """Leave an op alone for the rest of the run."""
+        self.view.note(f"{op}: {reason}; skipped")
+        self._journal.append("op-skipped", op=op, reason=reason)
+        self._unusable.add(op)
 
     def unfinished(self) -> tuple[KernelHistory, Proposal] | None:
         """What a killed run has proposed and perhaps judged, but not recorded."""
@@ -286,7 +295,11 @@ class Session:
             f"{history.op}: the incumbent went from {before_us:.1f} to {now_us:.1f} us; measuring PyTorch again"
         )
         bench = self._bench_of(history.planned)
-        baseline, incumbent_us = bench.baseline(history.incumbent, compiled=self.settings.compile_baseline)
+        try:
+            baseline, incumbent_us = bench.baseline(history.incumbent, compiled=self.settings.compile_baseline)
+        except MeasurementError as error:
+            self.view.note(f"{history.op}: {error}; PyTorch's earlier latencies stand")
+            return history
         self._journal.append(
             "baseline", op=history.op, latencies_us=dict(baseline.latencies_us), incumbent_us=incumbent_us
         )

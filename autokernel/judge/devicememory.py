@@ -18,6 +18,32 @@ from autokernel.errors import DeviceError
 HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1
 
+MOST_UNUSED_BYTES = 2 << 30
+"""That this process may keep reserved on the GPU for its next tensors, while other processes need memory there."""
+
+_NO_MEMORY = ("out of memory", "can't allocate memory")
+"""What PyTorch's errors say: on a GPU, where some have no class of their own, and on a CPU."""
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or what it came from, says that this process found no memory."""
+    if error is None:
+        return False
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    told = isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+    return known or told or is_out_of_memory(error.__cause__)
+
+
+def release_unused() -> None:
+    """Give back what PyTorch has reserved on the GPU and does not use, if it is much.
+
+    The truth of a large call takes several times the room of its inputs, and the children have the same inputs.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return
+    if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > MOST_UNUSED_BYTES:
+        torch.cuda.empty_cache()
+
 
 class _Handle(ctypes.Structure):
     _fields_ = [("reserved", ctypes.c_char * HANDLE_BYTES)]

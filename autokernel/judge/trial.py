@@ -12,6 +12,7 @@ from torch import Tensor
 
 from autokernel.errors import OracleError
 from autokernel.judge.compare import Truth, mismatch, native_error
+from autokernel.judge.devicememory import release_unused
 from autokernel.judge.rejected import Rejected
 from autokernel.judge.worker import Worker
 from autokernel.records import Case, TensorMeta, Verdict
@@ -167,6 +168,8 @@ def truth_of(spec: KernelSpec, inputs: Inputs) -> tuple[Truth, TensorMeta]:
             f"the reference of {spec.op} failed on its own inputs: {type(error).__name__}: {error}",
             hint="report this with the op and the model: no candidate can be judged",
         ) from error
+    finally:
+        release_unused()
     meta = describe(own)
     if own.shape != value.shape:
         raise OracleError(f"{spec.op}: oracle and PyTorch disagree on the shape: {value.shape} and {own.shape}")
