@@ -5,7 +5,8 @@
 
 For each model, in child processes of the package's own, as `autokernel run` does it:
 
-- ops x places: what the plan found, and which share of one eager forward's wall time those places take;
+- ops x places: what the plan found;
+- share: of one eager forward's wall time, and of its operators' own time (a GPU waits between them), in those places;
 - replaced: calls of kernels, and of originals because a call was not among those verified, in one forward with every
   starter in its place;
 - outputs: whether the whole output tree then agrees with an fp64 run of the model (with eager's where that fails, and
@@ -54,6 +55,7 @@ class Row:
     places: dict[str, int] = field(default_factory=dict)
     share: float | None = None
     wall_us: float | None = None
+    operators_us: float | None = None
     graphs: int | None = None
     notes: list[str] = field(default_factory=list)
     verified: dict[str, Any] | None = None
@@ -88,6 +90,7 @@ def _walk(row: Row, asked: dict[str, Any], folder: Path, args: argparse.Namespac
     row.places = {op["op"]: sum(timed["calls"] for timed in op["cases"]) for op in plan["ops"]}
     row.share = sum(op["share"] for op in plan["ops"])
     row.wall_us, row.graphs, row.notes = plan["wall_us"], plan["graphs"], found["notes"]
+    row.operators_us = found["profile"]["profiled_us"]
     kernels = _export(plan, args.backend, folder)
     row.verified = ask("verify", DEADLINE_S, run=str(folder))
     if args.seconds:
@@ -131,7 +134,7 @@ def markdown(rows: Sequence[Row]) -> str:
     columns: dict[str, Callable[[Row], str]] = {
         "model": lambda row: row.model,
         "ops x places": lambda row: ", ".join(f"{op} x{n}" for op, n in row.places.items()) or "-",
-        "share": lambda row: "-" if row.share is None else f"{row.share:.0%}",
+        "share": _share,
         "replaced": _replaced,
         "outputs": _outputs,
         "with kernels": lambda row: _speedup(row.integrated),
@@ -143,6 +146,12 @@ def markdown(rows: Sequence[Row]) -> str:
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     lines += ["| " + " | ".join(cell(row) for cell in columns.values()) + " |" for row in rows]
     return "\n".join(lines)
+
+
+def _share(row: Row) -> str:
+    if row.share is None or row.wall_us is None or not row.operators_us:
+        return "-"
+    return f"{row.share:.0%}, {min(1.0, row.share * row.wall_us / row.operators_us):.0%}"
 
 
 def _replaced(row: Row) -> str:

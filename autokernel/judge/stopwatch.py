@@ -25,6 +25,8 @@ SLEEP_CYCLES_PER_US = 2_000
 L2_FLUSHES, LEAST_FLUSH_BYTES = 4, 128 << 20
 """How many times the size of the L2 is overwritten before a timed call, and what is overwritten at least."""
 
+FLUSHES_TIMED = 8
+
 MOST_SLEEP_US = 50_000.0
 
 _zero, _sleep, _synchronize = Tensor.zero_, torch.cuda._sleep, torch.cuda.synchronize
@@ -82,13 +84,22 @@ class DeviceStopwatch:
         nbytes = max(L2_FLUSHES * int(properties.L2_cache_size), LEAST_FLUSH_BYTES)
         self._flush = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
         _zero(self._flush)
-        start, stop = _event(), _event()
-        start.record()
-        _zero(self._flush)
-        stop.record()
-        stop.synchronize()
-        self._flush_us = float(start.elapsed_time(stop)) * 1e3
+        self._flush_us = self._time_flush()
         self._queue_us = 0.0  # what the host needed to queue a call and its flush in the last block
+
+    def _time_flush(self) -> float:
+        """Us for which a flush keeps the device busy: the least of some, as the device may have waited for the host.
+
+        Were it taken to be longer, the host would get too small a head start, for as long as the process lives.
+        """
+        _synchronize()
+        events = [(_event(), _event()) for _ in range(FLUSHES_TIMED)]
+        for start, stop in events:
+            start.record()
+            _zero(self._flush)
+            stop.record()
+        _synchronize()
+        return min(float(start.elapsed_time(stop)) for start, stop in events) * 1e3
 
     def block(
         self, kernel: Kernel, schedule: Sequence[Sequence[Any]], *, warm: int, keep: int, before: Before = _nothing
