@@ -90,14 +90,14 @@ class Report:
     clocks: Clocks | None = None
 
 
-def from_summary(summary: RunSummary, settings: Settings) -> Report:
+def from_summary(summary: RunSummary) -> Report:
     """The report of a run that has just ended."""
     return _report(
         run=summary.run,
         branch=summary.branch,
         reason=summary.reason,
         seconds=summary.seconds,
-        settings=settings,
+        settings=summary.settings,
         histories=summary.histories,
         integration=summary.integration,
         sandbox=summary.sandbox,

@@ -92,6 +92,7 @@ class Session:
         self._journal.append("run-ended", reason=reason)
         summary = RunSummary(
             run=self.run_dir.name,
+            settings=self.settings,
             branch=self._repo.branch,
             reason=reason,
             histories=tuple(self._histories.values()),

@@ -8,13 +8,18 @@ from typing import Any, Protocol
 
 from autokernel.history import KernelHistory
 from autokernel.records import Experiment, PlannedOp
+from autokernel.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """How a run ended. `integration` is the whole-model measurement (see `autokernel.integrate`), None without one."""
+    """How a run ended. `integration` is the whole-model measurement (see `autokernel.integrate`), None without one.
+
+    `settings` are those that it had: the backend is the one that "auto" stood for, a resumed run's are its own.
+    """
 
     run: str
+    settings: Settings
     branch: str
     reason: str
     histories: tuple[KernelHistory, ...]

@@ -14,5 +14,5 @@ def finish(as_json: flags.AsJson = False) -> None:
     from autokernel.driven import open_driven
 
     with open_driven(settings, run) as driven:
-        found = report.from_summary(driven.finish(), settings)
+        found = report.from_summary(driven.finish())
     print(json.dumps(report.to_json(found)) if as_json else report.render_text(found))

@@ -111,7 +111,7 @@ def _optimize(
             notifier.stopped(error, run_name)
         raise
     view.close()  # the report goes below the live view, not into it
-    found = report.from_summary(summary, settings)
+    found = report.from_summary(summary)
     if json_lines:
         print(json.dumps({"event": "report", **report.to_json(found)}), flush=True)
     else:

@@ -93,6 +93,7 @@ def test_run_keeps_the_faster_kernel_and_leaves_the_user_alone(workdir, orchestr
     assert git(workdir, "status", "--porcelain") == f"{status}\n?? results.tsv".strip()
     assert (workdir / "notes.txt").read_text() == "not committed\n"
     assert summary.histories[0].stop_reason
+    assert summary.settings.backend == "cpp"  # what "auto" stood for
     assert summary.integration is not None
     assert summary.integration["speedup"]["low"] > 1.0
     loaded = load_model(str(workdir / "norms.py"))

@@ -99,6 +99,7 @@ def softmax() -> KernelHistory:
 def summary(integration=None) -> RunSummary:
     return RunSummary(
         run="20300102-0304-llama",
+        settings=SETTINGS,
         branch="autokernel/20300102-0304-llama",
         reason="every op of the plan is done",
         histories=(rmsnorm(), softmax()),

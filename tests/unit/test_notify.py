@@ -6,7 +6,7 @@ import shlex
 import sys
 
 import pytest
-from sample_run import SETTINGS, summary
+from sample_run import summary
 
 from autokernel import notify, report
 from autokernel.errors import DeviceError
@@ -25,7 +25,7 @@ def warnings(caplog, monkeypatch):
 
 
 def test_the_end_is_told_with_the_report(tmp_path):
-    Notifier(writes_stdin_to(tmp_path / "told")).ended(report.from_summary(summary(), SETTINGS))
+    Notifier(writes_stdin_to(tmp_path / "told")).ended(report.from_summary(summary()))
     told = json.loads((tmp_path / "told").read_text())
     assert told["event"] == "ended"
     assert told["reason"] == "every op of the plan is done"

@@ -18,7 +18,7 @@ from autokernel.state import load_state, started_json
 
 @pytest.fixture
 def found():
-    return report.from_summary(summary(), SETTINGS)
+    return report.from_summary(summary())
 
 
 def write_run(workdir, *, ended=True, histories=None, settings=SETTINGS, integration=None, plan=None):
@@ -122,7 +122,7 @@ def test_best_ideas_are_the_kept_ones_the_largest_first(found):
 
 def test_what_the_sandbox_did_not_enforce_is_told(found):
     assert "sandbox:" not in report.render_text(found)  # a journal from before there was one
-    told = report.from_summary(replace(summary(), sandbox="not enforced on this machine: signals"), SETTINGS)
+    told = report.from_summary(replace(summary(), sandbox="not enforced on this machine: signals"))
     assert "\n  sandbox: not enforced on this machine: signals\n" in report.render_text(told)
     assert report.to_json(told)["sandbox"] == "not enforced on this machine: signals"
 
@@ -152,7 +152,7 @@ def measured(**changes):
 
 def model_block(integration):
     """The lines under the heading of the whole model."""
-    text = report.render_text(report.from_summary(summary(integration), SETTINGS))
+    text = report.render_text(report.from_summary(summary(integration)))
     return [line.strip() for line in text.split("Whole model\n")[1].split("\n\n")[0].splitlines()]
 
 
@@ -213,7 +213,7 @@ def test_a_model_that_no_kernel_helps_has_no_speedup():
 def test_a_run_without_any_op_has_a_report():
     from dataclasses import replace
 
-    empty = report.from_summary(replace(summary(), histories=()), SETTINGS)
+    empty = report.from_summary(replace(summary(), histories=()))
     text = report.render_text(empty)
     assert "none was started" in text
     assert "no experiment was kept" in text
@@ -251,7 +251,7 @@ def test_json_report_can_be_written(found):
 def test_the_journal_tells_the_same_as_the_summary(tmp_path):
     run = write_run(tmp_path)
     found = report.from_state(run.name, load_state(run))
-    expected = report.from_summary(summary(), SETTINGS)
+    expected = report.from_summary(summary())
     assert found.kernels == expected.kernels
     assert found.ideas == expected.ideas
     assert found.branch == f"autokernel/{run.name}"
@@ -301,5 +301,5 @@ def test_report_command_refuses_a_damaged_journal(tmp_path, monkeypatch, capsys)
 )
 def test_the_model_is_named_without_the_machines_folders(model, shown):
     settings = replace(SETTINGS, model=model, workdir=Path("/home/someone/project"))
-    assert report.from_summary(summary(), settings).model == shown
+    assert report.from_summary(replace(summary(), settings=settings)).model == shown
     assert settings.to_json()["model"] == model

@@ -16,7 +16,7 @@ RUN = "20300102-0304-llama"
 
 
 def found(settings=SETTINGS, integration=None):
-    return report.from_summary(summary(integration), settings)
+    return report.from_summary(replace(summary(integration), settings=settings))
 
 
 def test_each_number_has_its_command():
