@@ -47,16 +47,20 @@ def test_a_run_on_a_captured_subgraph_from_plan_to_apply(tmp_path, monkeypatch):
         tune_s=0,
     )
     summary = orchestrate.run(asked, PlainView())
-    op = summary.histories[0].op
-    assert op.startswith("graph_gelu_")
+    assert summary.histories[0].op.startswith("graph_gelu_")
     assert summary.histories[0].planned.cases[0].calls == 2
+    # On a busy machine the residual sum may take enough of the time to be an op, too, and get the first experiment.
+    (history,) = (history for history in summary.histories if history.experiments)
+    op, calls = history.op, history.planned.cases[0].calls
     integration = summary.integration
-    assert integration["calls"].get(op) == 2 or op in integration["left_out"]
+    assert integration["calls"].get(op) == calls or op in integration["left_out"]
 
     monkeypatch.setattr(loading, "_folders", [])  # as a process that has not planned it
     orchestrate.run(replace(asked, max_experiments=2), PlainView(), resume="latest")
     rows = results.read_rows(tmp_path / "results.tsv")
-    assert [(row.experiment, row.op) for row in rows] == [(1, op), (2, op)]
+    assert [row.experiment for row in rows] == [1, 2]
+    assert rows[0].op == op
+    assert rows[1].op.startswith("graph_")
     run = find_run(tmp_path)
     files = git(run.worktree, "ls-tree", "--name-only", f"autokernel/{run.name}", "optimized/").splitlines()
     assert {f"optimized/{op}.py", f"optimized/{op}.reference.py"} <= set(files)
@@ -64,8 +68,8 @@ def test_a_run_on_a_captured_subgraph_from_plan_to_apply(tmp_path, monkeypatch):
     command = [sys.executable, "-c", APPLY, op]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    calls, difference = json.loads(done.stdout)
-    assert calls == {op: 2}
+    called, difference = json.loads(done.stdout)
+    assert called == {op: calls}
     assert difference < 1e-4
     judged = [sys.executable, "-m", "autokernel", "judge", str(run.optimized_dir(op) / "kernel.py"), "--no-timing"]
     done = subprocess.run(judged, cwd=tmp_path, capture_output=True, text=True, timeout=120)

@@ -46,12 +46,12 @@ def fresh_dynamo():
 def test_kernels_are_called_and_go_again(run):
     item = toy()
     expected = expect(item)
-    before = item.model._compiled_call_impl
+    before, others = item.model._compiled_call_impl, set(customop._named)  # another test's graph may still live
     applied = autokernel.apply(item.model, run, compiler="inductor")
     assert disagreement(output_leaves(item.model, item), expected) is None
     assert applied.calls == CALLS
     assert applied.fallbacks == dict.fromkeys(OPS, 0)
-    names = set(customop._named)
+    names = set(customop._named) - others
     assert len(names) == 2 + sum(CALLS.values())  # and two tables to check
 
     item.model.cos[:, 0] += 0.5
