@@ -24,7 +24,6 @@ from autokernel.tuner.proposing import Candidates, spread
 from autokernel.tuner.smooth import Belief, Smooth
 from autokernel.tuner.space import Point, Space
 from autokernel.tuner.trials import Status, Trial
-from autokernel.tuner.twins import Twins
 
 PARENT_WEIGHT = 0.5
 """Of a measurement of the parent kernel: the child's structure differs, most of its landscape does not."""
@@ -92,7 +91,7 @@ class Lfbo:
         order = np.argsort(np.where(known.timed, known.log_latency, np.inf), kind="stable")
         best = [known.points[row] for row in order if known.timed[row]]
         rng = random.Random(f"{self.seed}/{len(trials)}")
-        pool = self._candidates.open(seen, best or [*self.seeds], rng, Twins(self.space, trials))
+        pool = self._candidates.open(seen, best or [*self.seeds], rng, trials)
         if not pool:
             return []
         coded = code(self.space, [*known.points, *pool], self.features)

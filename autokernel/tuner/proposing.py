@@ -9,6 +9,7 @@ import numpy as np
 
 from autokernel.tuner.coding import Floats
 from autokernel.tuner.space import Point, Space
+from autokernel.tuner.trials import Trial
 from autokernel.tuner.twins import Twins
 
 SCORED_WHOLE = 50_000
@@ -33,11 +34,11 @@ class Candidates:
         self._near = [[knob.neighbours(i, RADIUS) for i in range(len(knob.values))] for knob in space.knobs]
 
     def open(
-        self, seen: Collection[Point], best: Sequence[Point], rng: random.Random, twins: Twins | None = None
+        self, seen: Collection[Point], best: Sequence[Point], rng: random.Random, trials: Sequence[Trial] = ()
     ) -> list[Point]:
         """Points that are not `seen`, to choose among; `best` are the incumbents, best first.
 
-        Of those of a large space that `twins` expects to be nothing new one stays, as it may be wrong.
+        Of those of a large space that most likely are twins of `trials` one stays, as the expectation may be wrong.
         """
         if self.space.size <= SCORED_WHOLE:
             if self._whole is None:
@@ -47,7 +48,8 @@ class Candidates:
         found = dict.fromkeys(point for point in near if point not in seen)
         wanted = SAMPLED - len(found)
         found |= dict.fromkeys(point for point in self._random(max(wanted, SAMPLED // 4), rng) if point not in seen)
-        expected = {point for point in found if twins is not None and twins.expects(point)}
+        twins = Twins(self.space, trials)
+        expected = {point for point in found if twins.expects(point)}
         new = [point for point in found if point not in expected]
         return [*new, rng.choice(sorted(expected))] if expected else new
 
