@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
-
-import torch
 
 from autokernel import timed
 from autokernel.errors import AutokernelError, MeasurementError, OracleError, WorkerError
@@ -24,6 +23,7 @@ from autokernel.roofline import Ceilings
 from autokernel.settings import device_of, dtypes_of
 from autokernel.tuner.trials import Trial
 from autokernel.tuner.tuning import Budget
+from autokernel.usercode import first_line
 
 if TYPE_CHECKING:
     from autokernel.tuner.kernel import KernelTuner
@@ -39,6 +39,21 @@ TUNING = "tuning"
 
 WORKER_RETRIES = 2
 """How often a judge whose own processes fail is started anew before the run stops for a person."""
+
+
+@contextmanager
+def _memory_found() -> Iterator[None]:
+    """Raises: MeasurementError in place of an error that says that this process, not a child of it, has no memory."""
+    try:
+        yield
+    except (RuntimeError, MemoryError, OracleError) as error:
+        if not devicememory.is_out_of_memory(error):
+            raise
+        devicememory.release_unused()
+        raise MeasurementError(
+            f"the judge has no memory for its inputs and results: {first_line(error)}",
+            hint="free memory on the device, or give the model smaller inputs",
+        ) from None
 
 
 class Bench:
@@ -112,17 +127,18 @@ class Bench:
         from autokernel.tuner.kernel import WrongResults
 
         try:
-            tuning = self._tuner_of(self._current()).tune(
-                kernel_py,
-                Budget(seconds=seconds, evaluations=MOST_EVALUATIONS),
-                seed=seed,
-                journal=journal,
-                parent=parent,
-                right_only=True,
-            )
+            with _memory_found():
+                tuning = self._tuner_of(self._current()).tune(
+                    kernel_py,
+                    Budget(seconds=seconds, evaluations=MOST_EVALUATIONS),
+                    seed=seed,
+                    journal=journal,
+                    parent=parent,
+                    right_only=True,
+                )
         except WrongResults:
             return None  # the judge says so, too, and why
-        except (AutokernelError, MemoryError, torch.OutOfMemoryError) as error:
+        except AutokernelError as error:
             log.warning("the search for the best configuration failed (%s); the kernel is judged as it is", error)
             self._end_tuner()
             return None
@@ -167,16 +183,8 @@ class Bench:
         """
         for attempt in range(WORKER_RETRIES + 1):
             try:
-                return step(self._current())
-            except (RuntimeError, MemoryError, OracleError) as error:
-                if not devicememory.is_out_of_memory(error):
-                    raise
-                devicememory.release_unused()
-                first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                raise MeasurementError(
-                    f"the judge has no memory for its inputs and results: {first}",
-                    hint="free memory on the device, or give the model smaller inputs",
-                ) from None
+                with _memory_found():
+                    return step(self._current())
             except WorkerError as error:
                 if attempt == WORKER_RETRIES:
                     raise

@@ -20,6 +20,11 @@ _siblings: set[str] = set()
 """Modules that earlier model files imported from their own folders; another file may have a sibling of that name."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its type where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def shown_exception(error: BaseException, path: Path | None) -> str:
     """`KeyError: 'x' (model.py:12: y = table["x"])`: the exception and the user's line that led to it.
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from autokernel.judge import audit, malloc, refresh, sandbox, wire
 from autokernel.judge.bulk import Bulk
 from autokernel.judge.compileonly import compile_only
+from autokernel.judge.devicememory import is_out_of_memory
 from autokernel.judge.folders import inherit_launchers, keep_files_in, settle
 from autokernel.judge.guarded import Guards, OutOfBounds
 from autokernel.judge.recorder import OpRecorder
@@ -302,12 +303,11 @@ class _Session:
 def failure(error: BaseException) -> dict[str, Any]:
     """One message for the judge: kind, text, and the line of the candidate's file where it happened."""
     text = str(error) or type(error).__name__
-    oom = isinstance(error, MemoryError) or "can't allocate memory" in text or "out of memory" in text.lower()
     where = ""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename.endswith("kernel.py"):
             where = f" (kernel.py line {frame.lineno}: {frame.line})"
             break
     reason = f"{type(error).__name__}: {text}{where}"
-    kind = "fail" if isinstance(error, OutOfBounds) else "oom" if oom else "crash"
+    kind = "fail" if isinstance(error, OutOfBounds) else "oom" if is_out_of_memory(error) else "crash"
     return {"ok": False, "kind": kind, "reason": reason[:MAX_REASON_CHARS]}

@@ -29,9 +29,9 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether an error, or what it came from, says that this process found no memory."""
     if error is None:
         return False
-    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    told = isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
-    return known or told or is_out_of_memory(error.__cause__)
+    text = str(error).lower()
+    told = isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY)
+    return told or is_out_of_memory(error.__cause__)
 
 
 def release_unused() -> None:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from autokernel.bench import Bench
 from autokernel.errors import MeasurementError
-from autokernel.loading import get_spec
+from autokernel.loading import get_spec, starter_path
 from autokernel.records import PlannedOp, TimedCase
 from autokernel.spec import build_case
 
@@ -43,6 +43,8 @@ with Bench(Path(sys.argv[2]), "cpp", "off") as bench:
         print(bench.baseline(honest, compiled=False))
     except MeasurementError as error:
         print(type(error).__name__, error)
+    starter = starter_path("rmsnorm", "cpp").read_text()
+    print(bench.tune(starter, 5.0, seed=0, journal=Path(sys.argv[2]) / "trials.jsonl", parent=()))
     resource.setrlimit(resource.RLIMIT_AS, limits)
     bench.turn_to(small)
     print(bench.judge(honest + "# and again", None).verdict)
@@ -60,10 +62,11 @@ def test_judge_without_memory_tells_so_and_goes_on(tmp_path):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
-    first, judged, timed, last = done.stdout.splitlines()
-    assert (first, last) == ("PASS", "PASS")
+    first, judged, timed, tuned, last = done.stdout.splitlines()
+    assert (first, tuned, last) == ("PASS", "None", "PASS")
     assert judged.startswith("OOM the judge has no memory for its inputs and results")
     assert timed.startswith("MeasurementError the judge has no memory for its inputs and results")
+    assert "the search for the best configuration failed (the judge has no memory" in done.stderr
 
 
 def test_errors_that_say_that_there_is_no_memory():
