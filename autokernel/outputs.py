@@ -16,6 +16,7 @@ from autokernel.errors import ConfigError
 from autokernel.model import LoadedModel
 from autokernel.modelinputs import is_cache
 from autokernel.spec import DEFAULT_TOLERANCES, DTYPE_NAMES, DTYPES
+from autokernel.usercode import first_line
 
 _log = logging.getLogger(__name__)
 
@@ -128,7 +129,7 @@ def _truth(loaded: LoadedModel, eager: tuple[Tensor, ...], narrowest: torch.dtyp
         try:
             truth = _widened_run(loaded, DTYPES[name])
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:  # a model that fixes its own dtypes
-            reasons.append(f"{name} ({(str(error).splitlines() or [type(error).__name__])[0][:200]})")
+            reasons.append(f"{name} ({first_line(error)[:200]})")
             continue
         if [leaf.shape for leaf in truth] == [leaf.shape for leaf in eager]:
             return truth, name

@@ -20,7 +20,6 @@ import shutil
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,12 +32,15 @@ import autokernel
 from autokernel.capture import capture
 from autokernel.customop import COMPILERS
 from autokernel.errors import AutokernelError
+from autokernel.integrate import MOST_BLOCKS, interleave
 from autokernel.loading import starter_path
 from autokernel.match import Matcher
-from autokernel.model import LoadedModel
+from autokernel.model import LoadedModel, load_model
 from autokernel.outputs import named_tensors
+from autokernel.profiler import model_device
 from autokernel.settings import BACKENDS, device_of
 
+ZOO = Path(__file__).parent / "zoo.py"
 FLOOR = 1e-3  # of the model's largest gradient
 SEED = 0
 
@@ -48,8 +50,14 @@ Gradients = Mapping[str, Tensor]
 def row(name: str, args: argparse.Namespace, folder: Path) -> tuple[str, bool]:
     """A line of the table, and whether the gradients agree."""
     torch._dynamo.reset()
-    model, inputs = _build(name, args)
-    _export(LoadedModel(model=model, args=(), kwargs=inputs, name=name), args.backend, folder)
+    loaded = load_model(
+        f"{ZOO}:{name}{'_gpu' if args.sizes == 'gpu' else ''}",
+        device=device_of(args.backend),
+        dtype="bf16" if args.sizes == "gpu" else None,
+        seed=SEED,
+    )
+    model, inputs = loaded.model, loaded.kwargs
+    _export(loaded, args.backend, folder)
     model.train(args.compiler == "graph")
     plain = copy.deepcopy(model)
     own = _gradients(plain, inputs)
@@ -57,45 +65,30 @@ def row(name: str, args: argparse.Namespace, folder: Path) -> tuple[str, bool]:
     with autokernel.apply(model, folder, compiler=args.compiler) as applied:
         got = _gradients(model, inputs)
         calls, left = sum(applied.calls.values()), sum(applied.fallbacks.values())
-        speed = _step_speed(plain, model, inputs, args.seconds) if args.seconds else ""
+        speed = _step_speed(plain, loaded, args.seconds) if args.seconds else ""
     error, eager = _error(got, truth), _error(own, truth)
     agrees = error <= max(8 * eager, 1e-4)
     return f"| {name} | {calls} | {left} | {len(own)} | {error:.1e} | {eager:.1e} |{speed}", agrees and calls > 0
-
-
-def _build(name: str, args: argparse.Namespace) -> tuple[nn.Module, dict[str, Any]]:
-    torch.manual_seed(SEED)
-    model, inputs = FACTORIES[name](gpu=args.sizes == "gpu")
-    device, dtype = device_of(args.backend), torch.bfloat16 if args.sizes == "gpu" else torch.float32
-    moved = {key: _as(value, dtype).to(device) if isinstance(value, Tensor) else value for key, value in inputs.items()}
-    return model.to(device, dtype).eval(), moved
 
 
 def _truth(model: nn.Module, inputs: Mapping[str, Any]) -> Gradients | None:
     """The gradients in fp64; None for a model that fixes its own dtypes."""
     try:
         wide = copy.deepcopy(model).double()
-        return _gradients(wide, {key: _as(value, torch.float64) for key, value in inputs.items()})
+        return _gradients(wide, {key: _widened(value) for key, value in inputs.items()})
     except RuntimeError:
         return None
 
 
-def _step_speed(plain: nn.Module, model: nn.Module, inputs: Mapping[str, Any], seconds: float) -> str:
+def _step_speed(plain: nn.Module, loaded: LoadedModel, seconds: float) -> str:
     """Two cells: milliseconds of a step without kernels, and of one with them; medians of steps that take turns."""
-    runs: dict[str, Callable[[], Gradients]] = {
-        "plain": lambda: _gradients(plain, inputs),
-        "kernels": lambda: _gradients(model, inputs),
-    }
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times["kernels"]) < 3:
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            times[name].append((time.perf_counter() - start) * 1e3)
-    return "".join(f" {statistics.median(samples[1:]):.2f} |" for samples in times.values())
+
+    def step(model: nn.Module) -> Callable[..., Gradients]:
+        return torch.enable_grad()(lambda **inputs: _gradients(model, inputs))
+
+    runs = {"plain": step(plain), "kernels": step(loaded.model)}
+    times = interleave(runs, loaded, model_device(loaded), seconds, MOST_BLOCKS)
+    return "".join(f" {statistics.median(times[name]) / 1e3:.2f} |" for name in runs)
 
 
 def _export(loaded: LoadedModel, backend: str, folder: Path) -> None:
@@ -126,8 +119,8 @@ def _gradients(model: nn.Module, inputs: Mapping[str, Any]) -> Gradients:
     return {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in model.named_parameters()}
 
 
-def _as(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+def _widened(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _error(got: Gradients, truth: Gradients) -> float:

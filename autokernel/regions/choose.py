@@ -32,6 +32,7 @@ from autokernel.regions.reference import Written, reference_text
 from autokernel.regions.spec import ADVERSARIES
 from autokernel.regions.values import recorded_inputs, values_of
 from autokernel.spec import DTYPE_NAMES, Inputs, KernelSpec, unfilled
+from autokernel.usercode import first_line
 
 log = logging.getLogger(__name__)
 
@@ -113,8 +114,8 @@ class Regions:
             try:
                 chosen.append(_made(op, item, self.model, backend))
             except FAULTS as error:
-                why = (str(error).splitlines() or [type(error).__name__])[0]
-                self.notes.append(f"{op} ({item.time_us / total_us:.0%} of the time) is left alone: {why}")
+                share = item.time_us / total_us
+                self.notes.append(f"{op} ({share:.0%} of the time) is left alone: {first_line(error)}")
         return chosen
 
 
@@ -150,7 +151,7 @@ def _check_starter(spec: KernelSpec, text: str, device: str) -> None:
             kernel = load_kernel(path, op=spec.op, cases=spec.cases, builds=Path(folder)).kernel_fn
             reason = _compared(spec, spec.make_inputs(spec.cases[0], PROBE_SEED, device), kernel)
         except Exception as error:
-            raise NotGenerated(f"Inductor's code cannot be used: {(str(error).splitlines() or [''])[0]}") from None
+            raise NotGenerated(f"Inductor's code cannot be used: {first_line(error)}") from None
     if reason:
         raise NotGenerated(f"Inductor's code is not exact enough: {reason}")
 

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from autokernel.usercode import first_line
+
 _ALLOCATION = re.compile(r"(\w+) = empty_strided_(?:cpu|cuda)\((.*), (torch\.\w+)\)")
 _REUSE = re.compile(r"(\w+) = (\w+); del \w+  # reuse")
 _ALIAS = re.compile(r"(\w+) = reinterpret_tensor\((\w+), (\(.*?\)), (\(.*?\)), (\d+)\)  # alias")
@@ -59,7 +61,7 @@ def generated(gm: GraphModule, examples: Sequence[Tensor], settings: Mapping[str
     except _Generated:
         pass
     except Exception as error:
-        raise NotGenerated(f"Inductor fails on it: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
+        raise NotGenerated(f"Inductor fails on it: {first_line(error)}") from None
     if not found:
         raise NotGenerated("Inductor generates nothing for it")
     return found[0]
