@@ -2,9 +2,10 @@
 
 A kernel that is compiled when it is called (Triton, or a library built on demand) compiles anew for most cases, one
 after the other: a minute for a judging that takes a second otherwise. Some extra children call it on all cases, beside
-the first stage. They have no GPU, whose contexts take longer than the compiling: what is launched is compiled for it
-and not run. A kernel that wants a GPU to choose its path by gets children that have one, a little later. All that is
-used of them is the cache in the candidate's own folder; what they do wrong is met again by the stages.
+the stages, which wait for each case as they come to it. They have no GPU, whose contexts take longer than the
+compiling: what is launched is compiled for it and not run. A kernel that wants a GPU to choose its path by gets
+children that have one, a little later. All that is used of them is the cache in the candidate's own folder; what they
+do wrong is met again by the stages.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
 
 from autokernel.errors import WorkerError
 from autokernel.judge.children import close_all
@@ -44,25 +46,33 @@ class CompileAhead:
         most: int = MOST_CHILDREN,
         cores: int | None = None,
     ) -> None:
-        """Have the kernel of `start`'s children called on all `cases`, shared out among them, the first ones first.
+        """Have the kernel of `start`'s children called on all `cases`, each by the first child that is free, in order.
 
         Nothing is done where too few `cores` (default: those of this machine) or cases make it pointless.
         """
         free = (cores or usable_cores()) - FREE_CORES
-        count = min(most, free, -(-len(cases) // CASES_PER_CHILD))
+        wanted = {case.key: case for case in cases}
+        children = min(most, free, -(-len(wanted) // CASES_PER_CHILD))
+        self._children = children if children >= 2 else 0
         self._spec, self._start = spec, start
-        self._cases = [Future[bool]() for _ in cases]  # whether each could be compiled
+        self._compiled = {key: Future[bool]() for key in wanted if self._children}  # whether each could be
+        self._next, self._lock = iter(wanted.values()), Lock()
         self._workers = list[Worker]()
-        self._pool = ThreadPoolExecutor(max(1, count))
-        self._working, self._ended = count >= 2, False
-        if self._working:
-            for share in range(count):
-                self._pool.submit(self._compile, list(zip(cases, self._cases, strict=True))[share::count])
+        self._pool = ThreadPoolExecutor(max(1, children))
+        self._ended = False
+        self._left = self._children  # of the children, those that still compile
+        for _ in range(self._children):
+            self._pool.submit(self._compile)
 
-    def wait(self) -> bool:
-        """Return when all cases are compiled, if they can be: whether most of them were."""
-        compiled = [case.result() for case in self._cases if self._working]
-        return 2 * sum(compiled) >= len(compiled)
+    def await_case(self, case: Case) -> None:
+        """Return when `case` is compiled, or when it will not be."""
+        if compiled := self._compiled.get(case.key):
+            compiled.result()
+
+    def works(self) -> bool:
+        """Whether most of the first cases, one for each child, could be compiled; waits for them."""
+        first = list(self._compiled.values())[: self._children]
+        return 2 * sum(compiled.result() for compiled in first) >= len(first)
 
     def __enter__(self) -> CompileAhead:
         return self
@@ -73,21 +83,36 @@ class CompileAhead:
         self._pool.shutdown()
         close_all(self._workers)  # one may have been started meanwhile
 
-    def _compile(self, share: Sequence[tuple[Case, Future[bool]]]) -> None:
+    def _compile(self) -> None:
+        """What one child does: the next case, as long as there is one and the child lives."""
         try:
             worker = self._start()
             self._workers.append(worker)
             if self._ended:
                 return
             worker.load(DEADLINE_S)
-            for case, compiled in share:
-                compiled.set_result(_could_compile(worker, list(self._spec.arguments(case).values())))
+            while worker.alive and (case := self._take()):
+                compiled = False
+                try:
+                    compiled = _could_compile(worker, list(self._spec.arguments(case).values()))
+                finally:
+                    self._compiled[case.key].set_result(compiled)
         except (Rejected, WorkerError) as error:
             log.debug("nothing more is compiled ahead by a child: %s", error)
         finally:
-            for _, compiled in share:
-                if not compiled.done():
-                    compiled.set_result(False)
+            self._leave()
+
+    def _leave(self) -> None:
+        """The last child leaves the rest to the stages."""
+        with self._lock:
+            self._left -= 1
+            rest = [] if self._left else list(self._next)
+        for case in rest:
+            self._compiled[case.key].set_result(False)
+
+    def _take(self) -> Case | None:
+        with self._lock:
+            return next(self._next, None)
 
 
 def _could_compile(worker: Worker, arguments: Sequence[TensorMeta | Scalar]) -> bool:

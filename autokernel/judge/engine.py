@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -137,7 +138,7 @@ class Judge:
         with ExitStack() as stack:
             rival = None if incumbent is None else stack.enter_context(EarlyChild(self._start(incumbent), self._first))
             ahead = stack.enter_context(self._compile_ahead(kernel_py)) if all_stages and self._on_gpu else None
-            self._run_stage(*STAGES[0], worker, kernel_py, stages)
+            self._run_stage(*STAGES[0], self._trial(worker, ahead), kernel_py, stages)
             if incumbent is None or rival is None:
                 self._run_others(worker, kernel_py, stages, ahead, all_stages=all_stages)
                 return None
@@ -184,13 +185,12 @@ class Judge:
         """The stages after smoke, if asked for. Raises: Rejected."""
         if not all_stages:
             return
-        if ahead is not None and not ahead.wait():
-            with CompileAhead(
-                self.spec, self._all_cases(), lambda: self._start(kernel_py), most=MOST_CONTEXTS
-            ) as on_gpu:
-                on_gpu.wait()
-        for name, run in STAGES[1:]:
-            self._run_stage(name, run, worker, kernel_py, stages)
+        with ExitStack() as stack:
+            if ahead is not None and not ahead.works():
+                on_gpu = CompileAhead(self.spec, self._all_cases(), lambda: self._start(kernel_py), most=MOST_CONTEXTS)
+                ahead = stack.enter_context(on_gpu)
+            for name, run in STAGES[1:]:
+                self._run_stage(name, run, self._trial(worker, ahead), kernel_py, stages)
 
     def _usable_bytes(self) -> int | None:
         return devicehealth.usable_bytes() if self._on_gpu else None
@@ -211,13 +211,14 @@ class Judge:
         first, *others = ([case.with_dtype(dtype) for dtype in self._dtypes] for case in own)
         return [*first, *(item.case for item in self._cases), *chain.from_iterable(others)]
 
-    def _run_stage(self, name: str, run: Stage, worker: Worker, kernel_py: str, stages: list[StageReport]) -> None:
+    def _run_stage(self, name: str, run: Stage, trial: Trial, kernel_py: str, stages: list[StageReport]) -> None:
+        worker = trial.worker
         start, checked, verdict, reason = time.perf_counter(), 0, Verdict.PASS, ""
         try:
             if name == STAGES[0][0]:  # compile errors belong to the first stage
                 placing.check_syntax(kernel_py)
                 worker.load()
-            checked = run(self._trial(worker))
+            checked = run(trial)
             if taken := borrowed(worker.scratch, self._server.device):
                 raise Rejected(Verdict.DELEGATES, taken)
         except Rejected as rejected:
@@ -227,10 +228,10 @@ class Judge:
             seconds = time.perf_counter() - start
             stages.append(StageReport(stage=name, verdict=verdict, cases=checked, seconds=seconds, reason=reason))
 
-    def _trial(self, worker: Worker) -> Trial:
-        return Trial(
-            spec=self.spec, worker=worker, dtypes=self._dtypes, user_cases=tuple(item.case for item in self._cases)
-        )
+    def _trial(self, worker: Worker, ahead: CompileAhead | None = None) -> Trial:
+        cases = tuple(item.case for item in self._cases)
+        trial = Trial(spec=self.spec, worker=worker, dtypes=self._dtypes, user_cases=cases)
+        return trial if ahead is None else replace(trial, await_case=ahead.await_case)
 
     def _screen(self, worker: Worker, rival: EarlyChild, kernel_py: str, incumbent: str) -> Contest:
         """End a candidate that is plainly slower, by a second and younger pair where the first does not say so loudly.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from autokernel.errors import OracleError
 from autokernel.judge.compare import Truth, mismatch, native_error
@@ -20,6 +21,9 @@ from autokernel.spec import Adversary, Inputs, KernelSpec, describe, upcast
 
 FP64_LIMIT_ELEMENTS = 1 << 28
 """CPU inputs with more elements than this (2 GiB in fp64) get an fp32 truth; on a GPU, those that do not fit."""
+
+PLANLESS_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""cuDNN's, the first choice on newer GPUs, makes a plan for each new shape: a tenth of a second, for the same error."""
 
 ALLOCATION_AND_VIEWS = frozenset(
     {
@@ -71,6 +75,10 @@ ALLOCATION_AND_VIEWS = frozenset(
 """ATen operators that any kernel may call: they allocate, copy or view, and compute nothing."""
 
 
+def _nothing(_case: Case) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """What a stage needs: the op's spec, the child, the dtypes of the backend and the calls of the user's model."""
@@ -79,6 +87,8 @@ class Trial:
     worker: Worker
     dtypes: tuple[str, ...]
     user_cases: tuple[Case, ...] = ()
+    await_case: Callable[[Case], None] = _nothing
+    """Returns when the kernel is compiled for a case, or will not be before its call."""
 
     def in_dtypes(self, cases: Sequence[Case]) -> list[Case]:
         """Every case in every dtype of the trial."""
@@ -102,6 +112,7 @@ class Trial:
         known = {id(inputs): truth_of(self.spec, inputs) for inputs in {id(call): call for call in calls}.values()}
         truths = [known[id(inputs)] for inputs in calls]
         where = f"{label or case.name} ({case.label})"
+        self.await_case(case)
         try:
             outputs, operators = self.worker.run(calls, [meta for _, meta in truths], guarded=guarded)
         except Rejected as rejected:
@@ -147,7 +158,8 @@ def _own_result(spec: KernelSpec, inputs: Inputs) -> Tensor:
     """PyTorch's own op on these inputs; its decomposed form where that one cannot do them."""
     native = spec.baselines.get("native")
     if native is not None:
-        with contextlib.suppress(Exception):  # attention on a GPU refuses some sizes, or returns None for empty ones
+        # Attention on a GPU refuses some sizes, or returns None for empty ones.
+        with contextlib.suppress(Exception), sdpa_kernel(PLANLESS_ATTENTION):
             result = native(**inputs)
             if isinstance(result, Tensor):
                 return result

@@ -80,6 +80,8 @@ class Worker:
         self._exchange = Exchange(server.device)
         self._peak_bytes: int | None = None
         self._closed = False
+        self.alive = True
+        """Until it is killed, or was found to have died."""
         self._number = 0
         with contextlib.suppress(OSError):  # a child that is dead already is noticed by `load`
             wire.send(self._sock, {"target": target, "scratch": str(scratch)})
@@ -236,6 +238,7 @@ class Worker:
         """Kill the child's whole process group; `close` reaps it, and its number may be another's after that."""
         if self._closed:
             return
+        self.alive = False
         for kill in (os.killpg, os.kill):  # the group may not exist yet
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 kill(self.pid, signal.SIGKILL)
@@ -310,6 +313,7 @@ class Worker:
 
     def _death(self) -> Rejected:
         """What the exit status of a child that hung up says."""
+        self.alive = False
         status, excess = self._server.reap(self.pid)
         if excess:
             return Rejected(Verdict.CRASH, f"{excess}; its processes were killed")
