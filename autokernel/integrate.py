@@ -6,6 +6,7 @@ not surely help is left out with its reason. This runs in a child process (`mode
 
 from __future__ import annotations
 
+import gc
 import itertools
 import statistics
 import time
@@ -98,6 +99,8 @@ def integrate(
     if not chosen:
         result.outputs = ""
         result.notes.append("no kernel makes the whole model faster; it is left as it was")
+        del trial, expected
+        _release_memory()
         adopt(race(()), result)
         return result
     if len(chosen) < len(replacements):
@@ -106,9 +109,18 @@ def integrate(
             raise RuntimeError(f"the chosen kernels alone change the output: {reason}")
     result.calls, result.fallbacks = trial.counts(chosen)
     _measure(trial, chosen, deadline, result)
+    del trial, expected
+    _release_memory()
     adopt(race(result.used), result)
     _withdraw_what_slows(result)
     return result
+
+
+def _release_memory() -> None:
+    """A race's process needs the GPU memory that the truth and the compiled graphs have taken here."""
+    gc.collect()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
 
 
 class _Trial:

@@ -22,7 +22,7 @@ from autokernel.errors import ConfigError, DeviceError
 from autokernel.loading import load_file
 from autokernel.modelinputs import as_call, describe_inputs, kind_of, named_leaves, place_inputs, shown_call
 from autokernel.spec import DTYPES
-from autokernel.usercode import blaming, importable, seeded, shown_exception
+from autokernel.usercode import blaming, first_line, importable, seeded, shown_exception
 
 CONVENTION = "a model file defines `class Model(nn.Module)`, `get_inputs()` and, if Model takes arguments, "
 CONVENTION += "`get_init_inputs()`; or name a factory that returns (model, inputs): model.py:build"
@@ -234,7 +234,7 @@ def _place_model(source: Source, target: torch.device, dtype: str | None) -> nn.
         return source.model.to(device=target, dtype=DTYPES[dtype] if dtype else None)
     except Exception as error:
         raise ConfigError(
-            f"{source.name}: the model cannot be moved to {target}: {shown_exception(error, None)}",
+            f"{source.name}: the model cannot be moved to {target}: {type(error).__name__}: {first_line(error)}",
             hint="parameters must hold values (not be on the meta device) and fit into memory",
         ) from None
 

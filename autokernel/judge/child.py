@@ -20,7 +20,7 @@ from torch import Tensor
 from autokernel.judge import audit, malloc, refresh, sandbox, wire
 from autokernel.judge.bulk import Bulk
 from autokernel.judge.compileonly import compile_only
-from autokernel.judge.devicememory import is_out_of_memory
+from autokernel.judge.devicememory import is_out_of_memory, release_unused
 from autokernel.judge.folders import inherit_launchers, keep_files_in, settle
 from autokernel.judge.guarded import Guards, OutOfBounds
 from autokernel.judge.recorder import OpRecorder
@@ -191,6 +191,7 @@ class _Session:
 
     def _compile(self, message: dict[str, Any]) -> None:
         self.kernel(*[self._blank(value) for value in message["arguments"]])
+        release_unused()  # this child may wait for long while others need the memory
 
     def _blank(self, value: Any) -> Any:
         """An argument that is no tensor, or a tensor as described, of zeros on a GPU and of anything elsewhere."""

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from autokernel.judge import refresh
 from autokernel.judge.clocks import ClockLog
 from autokernel.judge.compare import mismatch
+from autokernel.judge.devicememory import release_unused
 from autokernel.judge.floor import physical_floor_us
 from autokernel.judge.rejected import Rejected
 from autokernel.judge.trial import output_elements, truth_of
@@ -92,6 +93,7 @@ class Contest:
         self.calls: dict[str, list[int]] = {}
         """Of each child, how many calls a block of each case has."""
         self._known = known or {}
+        release_unused()
         with ThreadPoolExecutor(len(workers)) as pool:  # what a first call costs is no work of the device
             list(pool.map(lambda name: self._prepare(name, first_deadline_s), workers))
 
@@ -112,6 +114,11 @@ class Contest:
             for name in names:
                 self.rounds[name].append(totals[name])
                 self._unclaimed[name].append(unclaimed[name])
+
+    def forget_inputs(self) -> None:
+        """Free the judge's own inputs: what was measured stays, and no more can be."""
+        self._sets, self._histories = [], {}
+        release_unused()
 
     def latency_us(self, name: str) -> float:
         """Median over rounds of one forward's worth of calls."""

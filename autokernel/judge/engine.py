@@ -31,6 +31,7 @@ from autokernel.judge.timing import (
     SCREEN_ROUNDS,
     Duel,
     Schedule,
+    are_large,
     contest_of,
     pooled,
     schedule,
@@ -148,6 +149,8 @@ class Judge:
             duel = stack.enter_context(self._duel(kernel_py, incumbent, self._watch, known))
             duel.prepare(plan.pairs)  # they get ready beside the stages
             self._run_others(worker, kernel_py, stages, ahead, all_stages=all_stages)
+            if self._on_gpu and are_large(self.spec, self.timed):
+                worker.close()
             measured = self._time(duel, plan)
         if measured.speedup.low <= 1 + KEEP_MARGIN:
             return measured
@@ -251,6 +254,8 @@ class Judge:
                 theirs.load()
                 contests.append(contest_of(self.spec, self.timed, ours, theirs))
                 contests[1].run(rounds)
+        for contest in contests:
+            contest.forget_inputs()
         timing = pooled(contests)
         if timing.speedup.high < SCREEN_BELOW:
             if self._on_gpu:  # a context takes a while to end: all of them at once

@@ -50,11 +50,13 @@ class Exchange:
         self, calls: Sequence[Inputs], slots: Sequence[dict[str, wire.Slot]], size: int
     ) -> tuple[wire.Arena, dict[str, Any], list[int]]:
         """Fill the arena with red zones and inputs; fields and descriptors to send when it is a new one."""
+        while self._retired:  # the child has answered since it got the next one
+            self._retired.pop().close()
         offer: dict[str, Any] = {}
         fds: list[int] = []
         if self._arena is None or self._arena.size < size:
             if self._arena is not None:
-                self._retired.append(self._arena)  # the child may still have it open
+                self._retired.append(self._arena)  # the child still has it open
             self._arena = wire.Arena.create(size + size // 4, self._device)
             offer, fds = self._arena.offer()
         arena = self._arena

@@ -31,7 +31,7 @@ LONG_US = 1_000.0
 """Where calls take this long on the average, where memory happens to lie makes no difference that counts."""
 
 AT_ONCE_BYTES = 256 << 20
-"""Pairs whose calls move more than this get ready one after the other: each has copies of the inputs."""
+"""Pairs whose calls move more than this get ready one after the other, and the child of the stages ends before."""
 
 FIRST_CALL_DEADLINE_S = 60.0
 
@@ -46,6 +46,11 @@ def contest_of(
     """A contest of two loaded children, no round run yet; `known` are the calls of another one. Raises: Rejected."""
     workers = {CANDIDATE: worker, INCUMBENT: rival}
     return Contest(spec, timed, workers, first_deadline_s=FIRST_CALL_DEADLINE_S, known=known)
+
+
+def are_large(spec: KernelSpec, timed: Sequence[TimedCase]) -> bool:
+    """Whether the timed calls move so much that few children at a time should have copies of their inputs."""
+    return sum(spec.bytes_moved(item.case) for item in timed) > AT_ONCE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +112,7 @@ class Duel:
         """
         pairs = [[child.ready() for child in pair] for pair in self._waiting]
         self._waiting = []
-        small = sum(self._spec.bytes_moved(item.case) for item in self._timed) <= AT_ONCE_BYTES
-        groups = [pairs] if small else [[pair] for pair in pairs]
+        groups = [[pair] for pair in pairs] if are_large(self._spec, self._timed) else [pairs]
         checked = secrets.choice(groups)
         for group in groups:
             self._run(group, rounds, secrets.randbelow(len(group)) if group is checked else None)
@@ -126,6 +130,8 @@ class Duel:
             self._inspect(worker)
         if checked is not None:
             self._hidden_us = max(self._hidden_us, _hidden_us(contests, checked))
+        for contest in contests:
+            contest.forget_inputs()
         self._contests += contests
         close_all(chain.from_iterable(group))
 

@@ -20,7 +20,9 @@ from autokernel.judge.forkserver import ForkServer
 from autokernel.judge.margin import KEEP_MARGIN
 from autokernel.judge.stages import STAGES
 from autokernel.loading import get_spec, load_file, specs, starter_path
+from autokernel.records import TimedCase
 from autokernel.settings import DTYPES_OF_BACKEND
+from autokernel.sizes import sized_case
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -118,6 +120,17 @@ def test_right_kernel_passes(server, tmp_path, table, fragment):
     table.append(row_of(fragment, outcome))
     assert outcome.verdict == "PASS", f"{outcome.stage}: {outcome.reason}"
     assert {name for name, _ in STAGES} <= {stage.stage for stage in outcome.stages}
+
+
+def test_calls_that_read_gigabytes_leave_room_for_each_other(server, tmp_path):
+    """As the loss of a Llama over a long vocabulary: 4 GB of logits, of which each pair of children has copies."""
+    calls = [TimedCase(case=sized_case("cross_entropy", (8192, 128256)).with_dtype("fp32"), calls=1)]
+    judge = judge_of(server, "cross_entropy", "triton", tmp_path, calls, ("fp32",))
+    text = starter_path("cross_entropy", "triton").read_text()
+    outcome = judge.evaluate(text + "\n# as it was\n", text)
+    assert outcome.verdict == "PASS", f"{outcome.stage}: {outcome.reason}"
+    assert outcome.timing.speedup.low > 0.9
+    assert torch.cuda.memory_reserved() < 4 << 30
 
 
 @pytest.mark.parametrize("crash", ["traps", "out_of_bounds"])

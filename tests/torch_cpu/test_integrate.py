@@ -1,5 +1,6 @@
 """Whole-model work in a child process: profile, choice of kernels, measurement, and what goes wrong there."""
 
+import gc
 import json
 import os
 import subprocess
@@ -14,9 +15,9 @@ from test_match import matches
 
 from autokernel.errors import ConfigError, WorkerError
 from autokernel.integrate import Integration, adopt, integrate
-from autokernel.loading import starter_path
+from autokernel.loading import get_spec, starter_path
 from autokernel.model_worker import call_worker
-from autokernel.outputs import Expected, disagreement
+from autokernel.outputs import Expected, disagreement, output_leaves
 from autokernel.race import race
 from autokernel.records import Interval
 from autokernel.sites import Replacement
@@ -183,6 +184,20 @@ def test_without_a_kernel_the_race_is_of_torch_compile_alone():
     result = integrate(toy(), [stranger], budget_s=1, race=raced)
     assert asked == [[]]
     assert (result.compile_speedup, result.speedup, result.used) == (FASTER, None, [])
+
+
+def test_a_race_finds_the_memory_of_the_truth_free():
+    item, (shape,) = toy(), {tensor.shape for tensor in output_leaves(toy().model, toy())}
+    held = []
+
+    def raced(chosen):
+        found = (each for each in gc.get_objects() if type(each) is torch.Tensor and each.shape == shape)
+        held.extend(each.dtype for each in found)
+        return
+
+    kernel = replacement(item, "rmsnorm", get_spec("rmsnorm").oracle)
+    integrate(item, [kernel], budget_s=1, race=raced)
+    assert torch.float64 not in held
 
 
 def expected(values, dtype="fp32"):
