@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from autokernel.capture import compile_call
-from autokernel.customop import lowering
+from autokernel.customop import way_of
 from autokernel.errors import ConfigError
 from autokernel.kernelfile import parse_kernel
 from autokernel.kerneltext import text_digest
@@ -36,7 +36,7 @@ class Applied:
     def __init__(self, model: nn.Module, replacements: Sequence[Replacement], *, compiler: str = "graph") -> None:
         self.compiler = compiler
         self._model = model
-        self._replacer = Replacer.of(replacements, lower=lowering(compiler))
+        self._replacer = Replacer.of(replacements, way_of(compiler))
         self._before = model._compiled_call_impl
         # Where nn.Module.compile puts its result: not part of the state_dict, and neither copied nor pickled.
         model._compiled_call_impl = compile_call(model, self._replacer.backend, self._replacer.tally)
@@ -100,7 +100,8 @@ def apply(
         run: a run's name in ./.autokernel, "latest", or the path of a run directory.
         ops: only these; None means those that made the run's whole model faster.
         compiler: "inductor" has torch.compile's compiler fuse what is around the kernels, "graph" runs the model's own
-            operators around them; None means what the run measured to be faster, "graph" if it measured neither.
+            operators around them; "inductor-cudagraph" and "cudagraph" replay that as a CUDA graph, whose memory is
+            kept between calls. None means what the run measured to be fastest, "graph" if it measured none.
 
     Raises: ConfigError when there is no such run, it has no such kernel, or a kernel cannot be loaded.
     """

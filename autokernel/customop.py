@@ -18,7 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from autokernel.errors import ConfigError
 from autokernel.kerneltext import text_digest
-from autokernel.replace import Lower, Lowered
+from autokernel.replace import Lowered, Way
 from autokernel.sites import Check, Site
 
 # `define` and `impl`, not `custom_op`: its wrappers make a call take 25 us of the host instead of 7.
@@ -143,11 +143,17 @@ class _Lowered:
         self._run, self._kept = None, ()
 
 
-COMPILERS: Mapping[str, Lower | None] = {"graph": None, "inductor": lower}
-"""What runs a graph with kernels in it: PyTorch, node by node, or what Inductor makes of it."""
+COMPILERS: Mapping[str, Way] = {
+    "graph": Way(),
+    "inductor": Way(lower=lower),
+    "cudagraph": Way(record=True),
+    "inductor-cudagraph": Way(lower=lower, record=True),
+}
+"""What runs a graph with kernels in it: PyTorch, node by node, or what Inductor makes of it; launched one by one, or
+recorded and replayed."""
 
 
-def lowering(compiler: str) -> Lower | None:
+def way_of(compiler: str) -> Way:
     """What `Replacer` is to do with a graph. Raises: ConfigError for a compiler that is not among `COMPILERS`."""
     try:
         return COMPILERS[compiler]

@@ -31,8 +31,11 @@ BLOCK_S = 0.1  # about how long a block runs each variant
 MOST_BLOCKS = 60
 CHOICE_LOOKS = (6, 6, 12, 24)  # blocks before each look at whether a kernel surely helps or surely does not
 WARM_CALLS = 3
+RECORD_S = 2.0  # for the question whether a CUDA graph helps
 CHOICE_SHARE = 0.5  # of the time left, for choosing; the rest is for the final measurement
 TRIES = "no sure gain in the whole model: {}"
+RECORD_GAIN = 1.05
+"""How many times faster the model must be as a CUDA graph, whose memory is kept, for kernels to be chosen there."""
 
 
 @dataclass(kw_only=True)
@@ -49,6 +52,7 @@ class Integration:
     compiler: str = "graph"
     inductor_gain: Interval | None = None
     compile_speedup: Interval | None = None
+    compile_mode: str = "default"
     speedup_over_compile: Interval | None = None
     graph_overhead: Interval | None = None
     blocks: int = 0
@@ -57,9 +61,10 @@ class Integration:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object. `speedup` is eager / optimized latency, `speedup_over_compile` torch.compile's / optimized;
-        `compiler` ("graph" or "inductor") is how that runs, `inductor_gain` the one's latency / the other's with the
-        same kernels; `compile_speedup` is eager / torch.compile, `graph_overhead` the captured graph without a kernel /
-        eager; `calls` and `fallbacks` are of one forward."""
+        `compiler` (a name in `customop.COMPILERS`) is how that runs, `inductor_gain` the captured graph's latency /
+        Inductor's with the same kernels; `compile_speedup` is eager / torch.compile in `compile_mode`, its fastest mode
+        that was measured; `graph_overhead` the captured graph without a kernel / eager; `calls` and `fallbacks` are of
+        one forward."""
         return asdict(self)
 
     @classmethod
@@ -72,12 +77,17 @@ class Integration:
 
 _INTERVALS = ("speedup", "inductor_gain", "compile_speedup", "speedup_over_compile", "graph_overhead")
 
-Race = Callable[[Sequence[str]], "Integration | None"]
-"""The chosen ops -> what `autokernel.race` found of them in the time that is left; None when it found nothing."""
+Race = Callable[[Sequence[str], bool], "Integration | None"]
+"""The chosen ops, and whether the graph is replayed as a CUDA graph -> what `autokernel.race` found of them in the time
+that is left; None when it found nothing."""
 
 
 def integrate(
-    loaded: LoadedModel, replacements: Sequence[Replacement], *, budget_s: float, race: Race = lambda _chosen: None
+    loaded: LoadedModel,
+    replacements: Sequence[Replacement],
+    *,
+    budget_s: float,
+    race: Race = lambda _chosen, _record: None,
 ) -> Integration:
     """Choose among the kernels, in the given order, and measure the model with the chosen ones.
 
@@ -89,6 +99,7 @@ def integrate(
     expected = expect(loaded)
     trial = _Trial(loaded, replacements)
     usable = [item for item in replacements if not _unusable(trial, item, expected, result)]
+    record = trial.record = _helps_to_record(trial, result)
     chosen = _choose(trial, usable, deadline, result)
     while chosen and (reason := disagreement(trial.outputs(chosen), expected)):
         result.left_out[chosen.pop().op] = f"with the others it changes the output: {reason}"
@@ -101,17 +112,18 @@ def integrate(
         result.notes.append("no kernel makes the whole model faster; it is left as it was")
         del trial, expected
         _release_memory()
-        adopt(race(()), result)
+        adopt(race((), record), result)
         return result
     if len(chosen) < len(replacements):
-        trial = _Trial(loaded, chosen)  # as `apply` will do it, without the places of the others
+        trial = _Trial(loaded, chosen, record=record)  # as `apply` will do it, without the places of the others
         if reason := disagreement(trial.outputs(chosen), expected):
             raise RuntimeError(f"the chosen kernels alone change the output: {reason}")
     result.calls, result.fallbacks = trial.counts(chosen)
+    result.compiler = "cudagraph" if record else "graph"
     _measure(trial, chosen, deadline, result)
     del trial, expected
     _release_memory()
-    adopt(race(result.used), result)
+    adopt(race(result.used, record), result)
     _withdraw_what_slows(result)
     return result
 
@@ -126,16 +138,19 @@ def _release_memory() -> None:
 class _Trial:
     """The model with a place for each kernel, any subset of which can be switched on."""
 
-    def __init__(self, loaded: LoadedModel, replacements: Sequence[Replacement]) -> None:
+    def __init__(self, loaded: LoadedModel, replacements: Sequence[Replacement], *, record: bool = False) -> None:
         self.loaded = loaded
         self.replacements = replacements
         self.device = model_device(loaded)
-        replacer = Replacer.of(replacements)
-        self.compiled: Run = compile_call(loaded.model, replacer.backend)
+        self.record = record
+        """Whether graphs are replayed as CUDA graphs."""
+        self.replacer = Replacer.of(replacements)
+        self.compiled: Run = compile_call(loaded.model, self.replacer.backend)
         self.switch(())
         output_leaves(self.compiled, loaded)  # compiles
 
     def switch(self, on: Sequence[Replacement]) -> None:
+        self.replacer.record = self.record
         for item in self.replacements:
             item.enabled = item in on
 
@@ -150,14 +165,30 @@ class _Trial:
         self.outputs(on)
         return {item.op: item.calls for item in on}, {item.op: item.fallbacks for item in on}
 
-    def variant(self, on: Sequence[Replacement]) -> Run:
-        """The compiled model with these kernels on."""
+    def variant(self, on: Sequence[Replacement], *, record: bool | None = None) -> Run:
+        """The compiled model with these kernels on; `record` counts for `self.record` where it is given."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             self.switch(on)
+            self.replacer.record = self.record if record is None else record
             return self.compiled(*args, **kwargs)
 
         return run
+
+
+def _helps_to_record(trial: _Trial, result: Integration) -> bool:
+    """Whether the model waits for the host so much that a CUDA graph of it, without a kernel, is far faster."""
+    if trial.device.type != "cuda":
+        return False
+    gain = _gain(trial, {"without": trial.variant((), record=False), "with": trial.variant((), record=True)}, RECORD_S)
+    if gain.low > 1:
+        result.notes.append(f"as a CUDA graph the captured model without a kernel is {gain} as fast")
+    elif reasons := trial.replacer.unrecorded:
+        result.notes.append(f"not recorded as a CUDA graph: {reasons[0]}")
+    helps = gain.low > RECORD_GAIN
+    if not helps:
+        trial.replacer.forget_recordings()
+    return helps
 
 
 def _unusable(trial: _Trial, item: Replacement, expected: Expected, result: Integration) -> bool:
@@ -220,7 +251,7 @@ def adopt(found: Integration | None, result: Integration) -> None:
         return
     result.left_out |= found.left_out
     result.notes += found.notes
-    result.compile_speedup = found.compile_speedup
+    result.compile_speedup, result.compile_mode = found.compile_speedup, found.compile_mode
     if found.speedup is None:
         return
     for name in _RACED:
@@ -243,7 +274,7 @@ def _withdraw_what_slows(result: Integration) -> None:
     if result.speedup.high >= 1:
         return
     why = "with the kernels the model is slower than eager"
-    if result.compiler == "graph":
+    if result.compiler in ("graph", "cudagraph"):
         why += f"; the captured graph alone takes {result.graph_overhead}"
     result.left_out |= dict.fromkeys(result.used, why)
     result.used = []

@@ -215,9 +215,13 @@ def _integrate(request: Mapping[str, Any]) -> dict[str, Any]:
     budget_s = float(request["budget_s"])
     note: dict[str, str] = {}
 
-    def race(chosen: Sequence[str]) -> Integration | None:
+    def race(chosen: Sequence[str], record: bool) -> Integration | None:
         """In a child of its own: a compilation cannot be stopped otherwise."""
-        asked = {**request, "kernels": [kernel for kernel in request["kernels"] if kernel["op"] in chosen]}
+        asked = {
+            **request,
+            "record": record,
+            "kernels": [kernel for kernel in request["kernels"] if kernel["op"] in chosen],
+        }
         left_s = budget_s - (time.perf_counter() - started)
         if not (chosen or request.get("compile_baseline")):
             return None
@@ -281,7 +285,8 @@ def _race(request: Mapping[str, Any]) -> dict[str, Any]:
     kernels = _kernels(request)
     left_s = float(request["budget_s"]) - (time.perf_counter() - started)
     baseline = bool(request.get("compile_baseline"))
-    return race(loaded, kernels, baseline=baseline, budget_s=left_s).to_json()
+    record = bool(request.get("record"))
+    return race(loaded, kernels, baseline=baseline, budget_s=left_s, record=record).to_json()
 
 
 _ANSWERS = {"profile": _profile, "integrate": _integrate, "verify": _verify, "race": _race}

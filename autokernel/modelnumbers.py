@@ -66,15 +66,22 @@ def _headlines(integration: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-_WAYS = {"graph": "kernels in the captured graph", "inductor": "kernels in a torch.compile'd model"}
+_WAYS = {
+    "graph": "kernels in the captured graph",
+    "inductor": "kernels in a torch.compile'd model",
+    "cudagraph": "kernels in the captured graph, replayed as a CUDA graph",
+    "inductor-cudagraph": "kernels in a torch.compile'd model, replayed as a CUDA graph",
+}
 
 
 def _against_compile(integration: Mapping[str, Any]) -> str:
     compiled = f"{Interval(**integration['compile_speedup'])} against eager"
+    mode = integration.get("compile_mode", "default")
+    way = "torch.compile" if mode == "default" else f"torch.compile in mode {mode}"
     if integration.get("speedup_over_compile") is None:
-        return f"torch.compile, measured on its own: {compiled}"
+        return f"{way}, measured on its own: {compiled}"
     over = Interval(**integration["speedup_over_compile"])
-    return f"{over} against torch.compile, {standing(over)}; torch.compile alone: {compiled}"
+    return f"{over} against {way}, {standing(over)}; torch.compile alone: {compiled}"
 
 
 def _use(op: str, integration: Mapping[str, Any]) -> str:

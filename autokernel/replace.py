@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 
 from autokernel.biases import add_biases_in_sites, join_biases, put_products_in_sites
 from autokernel.capture import MAX_REASON, Backend, Tally, as_captured, inference_backend
+from autokernel.cudagraph import Recorded, conditions, unrecordable
 from autokernel.fold import fold_constants, share_repeated
 from autokernel.match import Matcher
 from autokernel.sites import Replacement, Site, insert
@@ -31,32 +32,47 @@ class Lowered(Protocol):
 Lower = Callable[[GraphModule], Lowered]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """What runs a graph with kernels in it: PyTorch node by node, or what `lower` makes of it.
+
+    With `record` that is replayed as a CUDA graph where it needs no gradients and can be recorded.
+    """
+
+    lower: Lower | None = None
+    record: bool = False
+
+
 @dataclass(kw_only=True)
 class Replacer:
     """A torch.compile backend's state: the kernels by op, each for other calls, and how the graphs it saw were treated.
 
-    A graph with kernels is run node by node by PyTorch, unless `lower` makes something else of it, and of the backward
-    of one that needs gradients. Such a graph in which no kernel has a place is left to `train`.
+    `way` is also that of the backward of a graph that needs gradients. Such a graph in which no kernel has a place is
+    left to `train`. `record` may be changed at any time.
     """
 
     replacements: Mapping[str, Sequence[Replacement]]
-    lower: Lower | None = None
+    way: Way = Way()
     train: Backend = as_captured
+    record: bool = field(init=False)
     graphs: int = 0
     training_graphs: int = 0
     tally: Tally = field(default_factory=Tally)
     matcher: Matcher = field(init=False)
     _lowered: WeakSet[Lowered] = field(default_factory=WeakSet, init=False, repr=False)
+    _recorded: WeakSet[Recorded] = field(default_factory=WeakSet, init=False, repr=False)
+    _unrecorded: list[str] = field(default_factory=list, init=False, repr=False)
     _said: set[str] = field(default_factory=set, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.matcher = Matcher(ops=tuple(self.replacements))
+        self.record = self.way.record
 
     @classmethod
-    def of(cls, kernels: Sequence[Replacement], lower: Lower | None = None, train: Backend = as_captured) -> Replacer:
+    def of(cls, kernels: Sequence[Replacement], way: Way = Way(), train: Backend = as_captured) -> Replacer:
         """One with these kernels; of two for one call of an op, the first is taken."""
         by_op = {item.op: [other for other in kernels if other.op == item.op] for item in kernels}
-        return cls(replacements=by_op, lower=lower, train=train)
+        return cls(replacements=by_op, way=way, train=train)
 
     @property
     def calls(self) -> dict[str, int]:
@@ -69,6 +85,11 @@ class Replacer:
         return {op: sum(item.fallbacks for item in items) for op, items in self.replacements.items()}
 
     @property
+    def unrecorded(self) -> list[str]:
+        """Why graphs that have run are not recorded, or could not be."""
+        return [*self._unrecorded, *(item.refused for item in self._recorded if item.refused)]
+
+    @property
     def backend(self) -> Backend:
         """What to give to `compile_call`."""
         return inference_backend(self._compile, train=self._train)
@@ -76,7 +97,16 @@ class Replacer:
     def _compile(self, gm: GraphModule) -> Callable[..., Any]:
         self.graphs += 1
         _, left = self._place(gm)
-        return self._finish(gm, left)
+        self._tidy(gm)
+        why, asked = unrecordable(gm), conditions(gm)
+        run = self._lower(gm)
+        if why is None:
+            counters = [item for items in self.replacements.values() for item in items]
+            self._recorded.add(recorded := Recorded(run, counters, lambda: self.record, asked))
+            run = recorded
+        else:
+            self._unrecorded.append(why)
+        return self._counting(run, left)
 
     def _place(self, gm: GraphModule, within: set[Node] | None = None) -> tuple[set[Node], Counter[str]]:
         """Put kernels into the graph, or those nodes of it; the nodes that they stand for, and what was left by op."""
@@ -96,32 +126,41 @@ class Replacer:
         return taken, left
 
     def _finish(self, gm: GraphModule, left: Mapping[str, int]) -> Callable[..., Any]:
-        """What runs a graph with kernels in it."""
+        """What runs a part of a graph that needs gradients."""
         self._tidy(gm)
-        run: Callable[..., Any] = gm.forward
-        if self.lower:
-            self._lowered.add(run := self.lower(gm))
-        return self._counting(run, left)
+        return self._counting(self._lower(gm), left)
+
+    def _lower(self, gm: GraphModule) -> Callable[..., Any]:
+        if self.way.lower is None:
+            run: Callable[..., Any] = gm.forward
+            return run
+        self._lowered.add(lowered := self.way.lower(gm))
+        return lowered
 
     def _finish_backward(self, gm: GraphModule) -> Callable[..., Any]:
         """As `_finish`; it stays after `release`, as `undo` may come before the backward, unless kernels are in it."""
         if any(isinstance(node.target, Site) for node in gm.graph.nodes):  # of a checkpoint, which runs them again
             return self._finish(gm, {})
         self._tidy(gm)
-        return self.lower(gm) if self.lower else gm.forward
+        return self.way.lower(gm) if self.way.lower else gm.forward
 
     def _tidy(self, gm: GraphModule) -> None:
-        if self.lower is None:  # an operator of its own takes no bias along
+        if self.way.lower is None:  # an operator of its own takes no bias along
             add_biases_in_sites(gm)
             put_products_in_sites(gm)
         fold_constants(gm)
         share_repeated(gm)
         gm.graph.lint()
 
+    def forget_recordings(self) -> None:
+        """Free the memory of CUDA graphs; what is called again is recorded again."""
+        for item in self._recorded:
+            item.release()
+
     def release(self) -> None:
         """Free what the compiled graphs hold; they cannot be called any more."""
-        for lowered in self._lowered:
-            lowered.release()
+        for item in (*self._lowered, *self._recorded):
+            item.release()
 
     def _counting(self, run: Callable[..., Any], left: Mapping[str, int]) -> Callable[..., Any]:
         def counted(*inputs: Any) -> Any:
@@ -158,7 +197,7 @@ class Replacer:
         parts = Parts(
             forward=lambda part: self._finish(part, left), backward=self._finish_backward, inference=self._compile
         )
-        partition = keep_little if self.lower else keep_all
+        partition = keep_little if self.way.lower else keep_all
         compiled = compile_training(gm, inputs, place=place, partition=partition, parts=parts)
         self.graphs += 1
         return compiled

@@ -147,7 +147,9 @@ class Check:
         self.__name__ = f"autokernel_{name}"
         self._adapter = adapter
         self.back = adapter.back
-        self.holds = adapter.holds
+        self.frozen = False
+        """Answer as the last time: what is asked for waits for the device."""
+        self._held = False
         self.text = ""  # its result is one truth value, whatever it checks
 
     def __eq__(self, other: object) -> bool:
@@ -155,6 +157,12 @@ class Check:
 
     def __hash__(self) -> int:
         return id(self._adapter)
+
+    def holds(self, value: Tensor) -> bool:
+        """Whether the adapter's condition holds."""
+        if not self.frozen:
+            self._held = self._adapter.holds(value)
+        return self._held
 
     def __call__(self, value: Tensor) -> Tensor | None:
         if not self.holds(value):

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 
 from autokernel.applied import load_kernels, run_folder
 from autokernel.customop import inductor, lower
-from autokernel.replace import Replacer
+from autokernel.replace import Replacer, Way
 
 NAME = "autokernel"
 OWN_OPTIONS = ("run", "ops")
@@ -29,7 +29,7 @@ class KernelBackend:
     def __init__(self, folder: Path, ops: Sequence[str] | None, patches: Mapping[str, Any]) -> None:
         self._replacer = Replacer.of(
             load_kernels(folder, ops),
-            lower=partial(lower, patches=patches),
+            Way(lower=partial(lower, patches=patches)),
             train=partial(inductor, patches=patches),
         )
 

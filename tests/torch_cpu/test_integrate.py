@@ -177,12 +177,12 @@ def test_without_a_kernel_the_race_is_of_torch_compile_alone():
     stranger = replacement(loaded(Norm(), torch.randn(4, HIDDEN)), "rmsnorm", lambda x, weight, eps: x)
     asked = []
 
-    def raced(chosen):
-        asked.append(list(chosen))
+    def raced(chosen, record):
+        asked.append((list(chosen), record))
         return Integration(compile_speedup=FASTER)
 
     result = integrate(toy(), [stranger], budget_s=1, race=raced)
-    assert asked == [[]]
+    assert asked == [([], False)]
     assert (result.compile_speedup, result.speedup, result.used) == (FASTER, None, [])
 
 
@@ -190,7 +190,7 @@ def test_a_race_finds_the_memory_of_the_truth_free():
     item, (shape,) = toy(), {tensor.shape for tensor in output_leaves(toy().model, toy())}
     held = []
 
-    def raced(chosen):
+    def raced(chosen, record):
         found = (each for each in gc.get_objects() if type(each) is torch.Tensor and each.shape == shape)
         held.extend(each.dtype for each in found)
         return
