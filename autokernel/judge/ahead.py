@@ -1,8 +1,8 @@
 """Compile what the stages will need, on all cores, from the moment a candidate is there.
 
 A kernel that is compiled when it is called (Triton, or a library built on demand) compiles anew for most cases, one
-after the other: a minute for a judging that takes a second otherwise. Some extra children call it on all cases, beside
-the stages, which wait for each case as they come to it. They have no GPU, whose contexts take longer than the
+after the other: a minute for a judging that takes a second otherwise. Some extra children call it on the cases, beside
+the stages, which wait for each as they come to it. They have no GPU, whose contexts take longer than the
 compiling: what is launched is compiled for it and not run. A kernel that wants a GPU to choose its path by gets
 children that have one, a little later. All that is used of them is the cache in the candidate's own folder; what they
 do wrong is met again by the stages.

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -139,7 +138,7 @@ class Judge:
         with ExitStack() as stack:
             rival = None if incumbent is None else stack.enter_context(EarlyChild(self._start(incumbent), self._first))
             ahead = stack.enter_context(self._compile_ahead(kernel_py)) if all_stages and self._on_gpu else None
-            self._run_stage(*STAGES[0], self._trial(worker, ahead), kernel_py, stages)
+            self._run_stage(*STAGES[0], self._trial(worker), kernel_py, stages)
             if incumbent is None or rival is None:
                 self._run_others(worker, kernel_py, stages, ahead, all_stages=all_stages)
                 return None
@@ -174,7 +173,7 @@ class Judge:
 
     def _compile_ahead(self, kernel_py: str) -> CompileAhead:
         gpu = of_index(torch.cuda.current_device())
-        return CompileAhead(self.spec, self._all_cases(), lambda: self._start(kernel_py, compiling_for=gpu))
+        return CompileAhead(self.spec, self._cases_ahead(), lambda: self._start(kernel_py, compiling_for=gpu))
 
     def _run_others(
         self,
@@ -190,7 +189,9 @@ class Judge:
             return
         with ExitStack() as stack:
             if ahead is not None and not ahead.works():
-                on_gpu = CompileAhead(self.spec, self._all_cases(), lambda: self._start(kernel_py), most=MOST_CONTEXTS)
+                on_gpu = CompileAhead(
+                    self.spec, self._cases_ahead(), lambda: self._start(kernel_py), most=MOST_CONTEXTS
+                )
                 ahead = stack.enter_context(on_gpu)
             for name, run in STAGES[1:]:
                 self._run_stage(name, run, self._trial(worker, ahead), kernel_py, stages)
@@ -208,11 +209,14 @@ class Judge:
             path = placing.place(kernel_py, folder)
         return Worker(self._server, {"kernel": str(path)}, folder, compiling_for=compiling_for)
 
-    def _all_cases(self) -> list[Case]:
-        """Every case that a stage will call the kernel on, those of the first stage first."""
-        own = [*self.spec.cases, self.spec.stress_case, *self.spec.edges]
-        first, *others = ([case.with_dtype(dtype) for dtype in self._dtypes] for case in own)
-        return [*first, *(item.case for item in self._cases), *chain.from_iterable(others)]
+    def _cases_ahead(self) -> list[Case]:
+        """What the stages will call the kernel on, in their order, but for the first one's cases: the candidate's own
+        child has begun with those before others could."""
+        own = [*self.spec.cases[1:], self.spec.stress_case, *self.spec.edges]
+        return [
+            *(item.case for item in self._cases),
+            *(case.with_dtype(dtype) for case in own for dtype in self._dtypes),
+        ]
 
     def _run_stage(self, name: str, run: Stage, trial: Trial, kernel_py: str, stages: list[StageReport]) -> None:
         worker = trial.worker
