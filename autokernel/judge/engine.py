@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -210,13 +211,11 @@ class Judge:
         return Worker(self._server, {"kernel": str(path)}, folder, compiling_for=compiling_for)
 
     def _cases_ahead(self) -> list[Case]:
-        """What the stages will call the kernel on, in their order, but for the first one's cases: the candidate's own
-        child has begun with those before others could."""
-        own = [*self.spec.cases[1:], self.spec.stress_case, *self.spec.edges]
-        return [
-            *(item.case for item in self._cases),
-            *(case.with_dtype(dtype) for case in own for dtype in self._dtypes),
-        ]
+        """What the stages will call the kernel on, in their order. The first stage does not wait: while the candidate's
+        own child compiles its first case, others compile its next ones."""
+        own = [*self.spec.cases, self.spec.stress_case, *self.spec.edges]
+        first, *others = ([case.with_dtype(dtype) for dtype in self._dtypes] for case in own)
+        return [*first, *(item.case for item in self._cases), *chain.from_iterable(others)]
 
     def _run_stage(self, name: str, run: Stage, trial: Trial, kernel_py: str, stages: list[StageReport]) -> None:
         worker = trial.worker
