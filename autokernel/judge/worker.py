@@ -101,11 +101,13 @@ class Worker:
         *,
         deadline_s: float = CALL_DEADLINE_S,
         guarded: bool = True,
+        recorded: bool = True,
     ) -> tuple[list[Tensor], set[str]]:
         """Call the kernel on each of `calls`, all outputs alive together; outputs, and the ATen operators used.
 
         `output` says what each call must return. The outputs are copies in the judge's memory. `guarded` puts red zones
-        round what the kernel allocates; without, its memory is what it will be in a model.
+        round what the kernel allocates; without, its memory is what it will be in a model. Not `recorded` calls are not
+        guarded either, and no operators are told.
         Raises: Rejected for a fault, a changed input, a write outside its buffers, or an output of another kind.
         """
         slots, out_offsets, out_bytes = self._exchange.lay_out(calls, output)
@@ -120,6 +122,7 @@ class Worker:
             "out_bytes": out_bytes,
             "poison": [secrets.randbelow(254) + 1 for _ in calls],
             "guarded": guarded,
+            "recorded": recorded,
         }
         answer = self._ask(message, deadline_s, fds)
         self._exchange.check_inputs(arena, before, slots)

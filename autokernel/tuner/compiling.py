@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -87,6 +88,7 @@ class Compiler:
         self._server = ForkServer("cpu", sandbox=sandbox, builds=self._builds, body=BODY)
         self._processes = processes or len(os.sched_getaffinity(0))
         self._pool = ThreadPoolExecutor(self._processes, thread_name_prefix="compile")
+        self._running, self._lock = set[int](), threading.Lock()
 
     @property
     def arch(self) -> str:
@@ -124,6 +126,12 @@ class Compiler:
         if not isinstance(said, list) or len(said) != len(texts):
             return [said[:MAX_ERROR_CHARS] if isinstance(said, str) else "not an answer"] * len(texts)
         return [_launches(study) for study in said]
+
+    def interrupt(self) -> None:
+        """Kill what is compiling now, whose result is a failure; what waits for a process goes on."""
+        with self._lock:
+            for pid in self._running:
+                _kill(pid)
 
     def close(self) -> None:
         """End the server, its children and the threads that wait for them."""
@@ -177,6 +185,8 @@ class Compiler:
     def _ask(self, request: dict[str, Any], scratch: Path, deadline_s: float) -> tuple[dict[str, Any], float]:
         """A child's answer, or one in its place that says how it failed, and its seconds. Raises: WorkerError."""
         pid, sock = self._server.spawn(scratch)
+        with self._lock:
+            self._running.add(pid)
         start = time.perf_counter()
         ended = ""
         try:
@@ -191,6 +201,8 @@ class Compiler:
             answer = {"reason": f"the child sent what it may not: {error}"}
         finally:
             seconds = time.perf_counter() - start
+            with self._lock:
+                self._running.discard(pid)
             status, excess = self._end(pid, sock)
         if ended:
             answer = {"reason": excess or f"{ended} by itself ({_meaning(status)})"}
@@ -200,11 +212,16 @@ class Compiler:
 
     def _end(self, pid: int, sock: socket.socket) -> tuple[int | None, str]:
         """Kill a child with what it started: (its wait status, what the server had ended it for)."""
-        for kill in (os.killpg, os.kill):  # the group may not exist yet
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                kill(pid, signal.SIGKILL)
+        _kill(pid)
         sock.close()
         return self._server.reap(pid)
+
+
+def _kill(pid: int) -> None:
+    """Kill a child's whole process group."""
+    for kill in (os.killpg, os.kill):  # the group may not exist yet
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
 
 
 def _hunger(kernel: KernelResources) -> tuple[int, int, int]:

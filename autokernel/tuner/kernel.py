@@ -29,7 +29,9 @@ from autokernel.tuner.space import Point, Space
 from autokernel.tuner.strategies import DEFAULT, Task, strategy_of
 from autokernel.tuner.studies import gather
 from autokernel.tuner.trials import Status, Trial
-from autokernel.tuner.tuning import FIRST_BATCH, Budget, Tuned, tune
+from autokernel.tuner.tuning import Budget, Tuned, tune
+
+TIMING = "autokernel.tuner.timingchild"
 
 
 class WrongResults(Exception):
@@ -89,7 +91,7 @@ def tuner_for(
     require_backend(backend)
     with (
         tempfile.TemporaryDirectory(prefix="autokernel-tune-") as builds,
-        ForkServer(device_of(backend), sandbox=sandbox, builds=Path(builds)) as server,
+        ForkServer(device_of(backend), sandbox=sandbox, builds=Path(builds), body=TIMING) as server,
         KernelTuner(spec, timed, server=server, folder=Path(builds) / "tuning", sandbox=sandbox) as tuner,
     ):
         yield tuner
@@ -161,7 +163,8 @@ class KernelTuner:
             facts = gather(text, self._timed[0].case, self._compiler, self._gpu)
             heuristics = Heuristics(facts)
             seeds = [point for point in (own, *heuristics.seeds()) if point is not None]
-            provider.prepare(seeds[:FIRST_BATCH])
+            # Until the GPU's child is ready there is nothing else to do.
+            provider.prepare(seeds if budget.evaluations is None else seeds[: budget.evaluations])
             ready.result()
             features = heuristics.features if facts.studies else None
             task = Task(space=space, seed=seed, seeds=seeds, parent=parent, features=features)

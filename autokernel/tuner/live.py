@@ -124,7 +124,9 @@ class LiveProvider(Provider):
     def close(self) -> None:
         """End the child, and what is still compiled; the files go, too."""
         self._end_child()
-        wait([compiling for compiling in self._compiling.values() if not compiling.cancel()])
+        running = [compiling for compiling in self._compiling.values() if not compiling.cancel()]
+        self._compiler.interrupt()
+        wait(running)
         for path in self._folder.iterdir():
             shutil.rmtree(path, ignore_errors=True)
 
@@ -169,7 +171,7 @@ class LiveProvider(Provider):
         """Check a configuration's results and time it. Raises: Rejected."""
         child = self._switched(point)
         for inputs, truth, meta in self._known:
-            (output,), _ = child.run([inputs], [meta], guarded=False)
+            (output,), _ = child.run([inputs], [meta], recorded=False)
             dtype = meta.dtype
             if reason := mismatch(output, truth, dtype, self._spec.tolerances[dtype]):
                 raise Rejected(Verdict.FAIL, reason)

@@ -185,6 +185,19 @@ def test_a_study_leaves_alone_what_is_compiled_of_the_same_text(product_on_hoppe
     assert list(tmp_path.glob("*/kernel.py"))
 
 
+def test_what_nobody_waits_for_any_more_can_be_ended(tmp_path):
+    endless = "import time; from pathlib import Path; Path('begun').touch(); time.sleep(60)\n" + PRODUCT
+    with Compiler([MATMUL], "sm_90", builds=tmp_path, processes=2) as compiler:
+        compiling = compiler.start(endless)
+        while not list(tmp_path.glob("*/begun")):
+            time.sleep(0.01)
+        start = time.perf_counter()
+        compiler.interrupt()
+        assert compiling.result().status is Status.COMPILE_ERROR
+        assert time.perf_counter() - start < 20
+        assert "SIGKILL" in compiling.result().error
+
+
 @needs_compiler
 def test_native_digest_follows_the_compilers_output(rows_on_hopper):
     text = starter_path("softmax", "cpp").read_text()

@@ -16,9 +16,10 @@ from autokernel.kernelfile import parse_kernel
 from autokernel.loading import get_spec, starter_path
 from autokernel.records import TimedCase
 from autokernel.sizes import sized_case
+from autokernel.spec import describe
 from autokernel.target import Target
 from autokernel.tuner.compiling import Compiler
-from autokernel.tuner.kernel import KernelTuner, WrongResults
+from autokernel.tuner.kernel import TIMING, KernelTuner, WrongResults
 from autokernel.tuner.live import ROUNDS, LiveProvider
 from autokernel.tuner.space import Space
 from autokernel.tuner.trials import Status
@@ -28,8 +29,8 @@ from tests.loop.conftest import HONEST
 pytestmark = pytest.mark.alone
 
 KNOBS = """
-TUNABLES = {"WAIT": [0, 200, 20000], "BUG": [0, 1, 2, 3]}  # BUG: wrong results, no compilation, the process ends
-CONFIG = {"WAIT": 200, "BUG": 0}
+TUNABLES = {"WAIT": [0, 2_000, 200_000], "BUG": [0, 1, 2, 3]}  # BUG: wrong results, no compilation, the process ends
+CONFIG = {"WAIT": 2_000, "BUG": 0}
 """
 TEXT = HONEST.replace("SOURCE = r", KNOBS + "SOURCE = r", 1)
 TEXT = TEXT.replace("double scale = 1 /", "for (volatile int i = 0; i < WAIT; ++i) {}\n        double scale = 1 /")
@@ -67,18 +68,18 @@ def test_every_way_to_fail_is_a_trial_and_the_fastest_that_is_right_wins(tuner, 
     tuning = tuner.tune(TEXT, Budget(), search="exhaustive", told=told.append)
     found = {tuple(tuning.space.config_at(trial.point).values()): trial for trial in tuning.outcome.trials}
     assert len(found) == 12
-    assert found[200, 0].status is Status.OK
+    assert found[2_000, 0].status is Status.OK
     assert found[0, 0].status is Status.OK
-    assert found[20000, 0].status is Status.CENSORED
-    assert {found[wait, 1].status for wait in (0, 200, 20000)} == {Status.WRONG}
-    assert {found[wait, 2].status for wait in (0, 200, 20000)} == {Status.COMPILE_ERROR}
+    assert found[200_000, 0].status is Status.CENSORED
+    assert {found[wait, 1].status for wait in (0, 2_000, 200_000)} == {Status.WRONG}
+    assert {found[wait, 2].status for wait in (0, 2_000, 200_000)} == {Status.COMPILE_ERROR}
     assert "static" in found[0, 2].error
-    assert {found[wait, 3].status for wait in (0, 200, 20000)} == {Status.COMPILE_ERROR}  # compilers call it, too
+    assert {found[wait, 3].status for wait in (0, 2_000, 200_000)} == {Status.COMPILE_ERROR}  # compilers call it, too
     assert "exit code 3" in found[0, 3].error
     assert tuning.outcome.config == {"WAIT": 0, "BUG": 0}
     assert parse_kernel(tuning.text).config == {"WAIT": 0, "BUG": 0}
     assert tuning.is_faster
-    assert tuning.own_us == pytest.approx(found[200, 0].latency_us)
+    assert tuning.own_us == pytest.approx(found[2_000, 0].latency_us)
     assert tuning.numbers.config == {"WAIT": 0, "BUG": 0}
     assert {trial.point for trial in told} == {trial.point for trial in tuning.outcome.trials}
     assert "WAIT" in tuning.words
@@ -92,7 +93,7 @@ def test_a_kernel_that_is_wrong_as_it_is_ends_the_search(tuner):
 
 def test_what_another_process_measured_is_compiled_before_it_is_compared(tmp_path):
     space = Space.read(TEXT)
-    slow, fast = (space.locate({"WAIT": wait, "BUG": 0}) for wait in (20000, 0))
+    slow, fast = (space.locate({"WAIT": wait, "BUG": 0}) for wait in (200_000, 0))
     spec, case = get_spec("rmsnorm"), TimedCase(case=sized_case("rmsnorm", (64, 256)), calls=1)
     with (
         ForkServer("cpu", builds=tmp_path) as server,
@@ -123,6 +124,23 @@ def test_launchers_pass_from_folder_to_folder_inside_the_sandbox(tmp_path):
             worker.switch(tmp_path / "scratch" / "second" / "kernel.py")
     copied = tmp_path / "scratch" / "second" / places.TRITON / "KEY" / LAUNCHER.replace("*", ".so")
     assert copied.read_bytes() == b"built"
+
+
+def test_a_child_that_times_starts_without_what_records_operators(tmp_path):
+    (tmp_path / "kernel.py").write_text(
+        "import sys\nimport torch\n\ndef kernel_fn(x, weight, eps):\n"
+        "    return torch.full_like(x, float('torch._dynamo' in sys.modules))\n"
+    )
+    spec = get_spec("rmsnorm")
+    inputs = spec.make_inputs(sized_case("rmsnorm", (2, 8)), 1)
+    with (
+        ForkServer("cpu", builds=tmp_path, body=TIMING) as server,
+        Worker(server, {"kernel": str(tmp_path / "kernel.py")}, tmp_path) as worker,
+    ):
+        worker.load()
+        (output,), names = worker.run([inputs], [describe(inputs["x"])], recorded=False)
+    assert names == set()
+    assert (output == 0).all()
 
 
 def test_tune_writes_the_winner_only_when_told(tmp_path, capsys):
