@@ -7,7 +7,6 @@ not surely help is left out with its reason. This runs in a child process (`mode
 from __future__ import annotations
 
 import gc
-import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,20 +16,16 @@ from typing import Any
 import torch
 
 from autokernel.capture import compile_call
+from autokernel.interleave import MOST_BLOCKS, Run, interleave
 from autokernel.model import LoadedModel
 from autokernel.outputs import Expected, disagreement, expect, output_leaves
 from autokernel.profiler import model_device
 from autokernel.records import Interval
 from autokernel.replace import Replacer
 from autokernel.sites import Replacement
-from autokernel.stats import MIN_BLOCKS, ratio_interval
+from autokernel.stats import ratio_interval
 
-Run = Callable[..., Any]
-
-BLOCK_S = 0.1  # about how long a block runs each variant
-MOST_BLOCKS = 60
 CHOICE_LOOKS = (6, 6, 12, 24)  # blocks before each look at whether a kernel surely helps or surely does not
-WARM_CALLS = 3
 RECORD_S = 2.0  # for the question whether a CUDA graph helps
 CHOICE_SHARE = 0.5  # of the time left, for choosing; the rest is for the final measurement
 TRIES = "no sure gain in the whole model: {}"
@@ -54,6 +49,8 @@ class Integration:
     compile_speedup: Interval | None = None
     compile_mode: str = "default"
     speedup_over_compile: Interval | None = None
+    autotune_speedup: Interval | None = None
+    speedup_over_autotune: Interval | None = None
     graph_overhead: Interval | None = None
     blocks: int = 0
     outputs: str = ""
@@ -63,8 +60,9 @@ class Integration:
         """A JSON object. `speedup` is eager / optimized latency, `speedup_over_compile` torch.compile's / optimized;
         `compiler` (a name in `customop.COMPILERS`) is how that runs, `inductor_gain` the captured graph's latency /
         Inductor's with the same kernels; `compile_speedup` is eager / torch.compile in `compile_mode`, its fastest mode
-        that was measured; `graph_overhead` the captured graph without a kernel / eager; `calls` and `fallbacks` are of
-        one forward."""
+        that was measured beside them; `autotune_speedup` and `speedup_over_autotune` are the same of its mode
+        max-autotune, measured apart; `graph_overhead` the captured graph without a kernel / eager; `calls` and
+        `fallbacks` are of one forward."""
         return asdict(self)
 
     @classmethod
@@ -75,7 +73,10 @@ class Integration:
         return cls(**{**values, **intervals})
 
 
-_INTERVALS = ("speedup", "inductor_gain", "compile_speedup", "speedup_over_compile", "graph_overhead")
+_INTERVALS = (
+    *("speedup", "inductor_gain", "compile_speedup", "speedup_over_compile", "graph_overhead"),
+    *("autotune_speedup", "speedup_over_autotune"),
+)
 
 Race = Callable[[Sequence[str], bool], "Integration | None"]
 """The chosen ops, and whether the graph is replayed as a CUDA graph -> what `autokernel.race` found of them in the time
@@ -279,47 +280,3 @@ def _withdraw_what_slows(result: Integration) -> None:
     result.left_out |= dict.fromkeys(result.used, why)
     result.used = []
     result.notes.append("the model is left as it was")
-
-
-def interleave(
-    runs: Mapping[str, Run], loaded: LoadedModel, device: torch.device, seconds: float, most_blocks: int
-) -> dict[str, list[float]]:
-    """Median latency in us of each block, by variant; all variants take turns within a block, each first in turn.
-
-    However few `seconds`, there are `MIN_BLOCKS` blocks with a call of each variant.
-    """
-    with torch.no_grad():
-        for run in runs.values():
-            for _ in range(WARM_CALLS):
-                _seconds(run, loaded, device)
-        names = list(runs)
-        times: dict[str, list[float]] = {name: [] for name in names}
-        block_s = min(BLOCK_S * len(names), seconds / MIN_BLOCKS)
-        end = time.perf_counter() + seconds
-        for block in range(most_blocks):
-            if block >= MIN_BLOCKS and time.perf_counter() > end:
-                break
-            samples: dict[str, list[float]] = {name: [] for name in names}
-            block_end = time.perf_counter() + block_s
-            for turn in itertools.count(block):
-                shift = turn % len(names)
-                for name in names[shift:] + names[:shift]:
-                    samples[name].append(_seconds(runs[name], loaded, device))
-                if time.perf_counter() > block_end:
-                    break
-            for name in names:
-                times[name].append(statistics.median(samples[name]) * 1e6)
-    return times
-
-
-def _seconds(run: Run, loaded: LoadedModel, device: torch.device) -> float:
-    _synchronize(device)
-    start = time.perf_counter()
-    run(*loaded.args, **loaded.kwargs)
-    _synchronize(device)
-    return time.perf_counter() - start
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

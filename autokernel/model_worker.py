@@ -18,19 +18,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from autokernel import errors
 from autokernel.errors import AutokernelError, WorkerError
-from autokernel.journal import write_whole
 
 STDERR_LINES = 3  # of a dead child that are shown
-COMPILE_SHARE = 0.6  # of an integration's budget, for torch.compile with the kernels and without
-COMPILE_LEAST_S = 20.0  # less is not worth a start
-RACE_SHARE = 0.9  # of the time after which it is killed, that a race plans with
 _PDEATHSIG = 1
 
 SCRATCH = "model-worker-"
@@ -147,8 +142,10 @@ def main() -> None:
     warnings = _Warnings()
     logging.getLogger("autokernel").addHandler(warnings)
     try:
+        from autokernel.modelanswers import ANSWERS
+
         request = json.loads(asked.read_text())
-        response = _ANSWERS[request["request"]](request)
+        response = ANSWERS[request["request"]](request)
         response["notes"] = list(dict.fromkeys([*response.get("notes", []), *warnings.messages]))
     except AutokernelError as error:
         response = {"error": {"type": type(error).__name__, "message": str(error), "hint": error.hint}}
@@ -176,120 +173,6 @@ def _die_with_parent() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
 
-
-def _load(request: Mapping[str, Any]) -> Any:
-    from autokernel.model import load_model
-
-    return load_model(
-        request["model"],
-        device=request["device"],
-        dtype=request.get("dtype"),
-        seed=request.get("seed", 0),
-    )
-
-
-def _profile(request: Mapping[str, Any]) -> dict[str, Any]:
-    from autokernel.ceilings import measure_ceilings
-    from autokernel.plan import make_plan
-    from autokernel.profiler import profile_model
-
-    loaded = _load(request)
-    profile = profile_model(loaded)
-    ceilings = measure_ceilings(profile.device)
-    backend = request.get("backend") or ("cpp" if request["device"] == "cpu" else "triton")
-    plan = make_plan(loaded, profile=profile, ceilings=ceilings, ops=request.get("ops"), backend=backend)
-    return {
-        "profile": profile.to_json(),
-        "plan": plan.to_json(),
-        "ceilings": ceilings.to_json(),
-        "notes": [*loaded.notes, *plan.notes],
-    }
-
-
-def _integrate(request: Mapping[str, Any]) -> dict[str, Any]:
-    from autokernel.integrate import Integration, integrate
-
-    started = time.perf_counter()
-    loaded = _load(request)
-    kernels = _kernels(request)
-    budget_s = float(request["budget_s"])
-    note: dict[str, str] = {}
-
-    def race(chosen: Sequence[str], record: bool) -> Integration | None:
-        """In a child of its own: a compilation cannot be stopped otherwise."""
-        asked = {
-            **request,
-            "record": record,
-            "kernels": [kernel for kernel in request["kernels"] if kernel["op"] in chosen],
-        }
-        left_s = budget_s - (time.perf_counter() - started)
-        if not (chosen or request.get("compile_baseline")):
-            return None
-        try:
-            return Integration.from_json(_ask_race(asked, left_s))
-        except AutokernelError as error:
-            note["compile_note"] = f"torch.compile was not measured: {error}"
-            return None
-
-    race_s = COMPILE_SHARE * budget_s
-    own_s = budget_s - (race_s if race_s >= COMPILE_LEAST_S else 0) - (time.perf_counter() - started)
-    result = integrate(loaded, kernels, budget_s=own_s, race=race)
-    for kernel in request["kernels"]:
-        _mark(Path(kernel["path"]).parent / "meta.json", kernel["op"] in result.used, result.compiler)
-    return {**result.to_json(), **note}
-
-
-def _kernels(request: Mapping[str, Any]) -> list[Any]:
-    from autokernel.applied import load_kernel
-    from autokernel.records import Case
-
-    return [
-        load_kernel(
-            Path(kernel["path"]),
-            op=kernel["op"],
-            cases=[Case.from_json(raw) for raw in kernel["cases"]],
-            builds=Path(kernel["path"]).parent / "builds",
-        )
-        for kernel in request["kernels"]
-    ]
-
-
-def _verify(request: Mapping[str, Any]) -> dict[str, Any]:
-    from autokernel.applied import load_kernels
-    from autokernel.verify import verify
-
-    loaded = _load(request)
-    return verify(loaded, load_kernels(Path(request["run"]))).to_json()
-
-
-def _mark(meta: Path, used: bool, compiler: str) -> None:
-    """Tell `autokernel.apply` whether the kernel helps the whole model, and how the model is then run."""
-    if meta.is_file():
-        told = {**json.loads(meta.read_text()), "used": used, "compiler": compiler}
-        write_whole(meta, json.dumps(told, indent=1))
-
-
-def _ask_race(request: Mapping[str, Any], left_s: float) -> dict[str, Any]:
-    """What a race in `left_s` seconds finds. Raises: AutokernelError when it fails, or the time does not suffice."""
-    if left_s < COMPILE_LEAST_S:
-        raise WorkerError(f"{max(left_s, 0):.0f} s are left", hint="allow the run more time")
-    asked = {**request, "request": "race", "budget_s": RACE_SHARE * left_s}
-    return call_worker(asked, deadline_s=left_s, workdir=Path.cwd())
-
-
-def _race(request: Mapping[str, Any]) -> dict[str, Any]:
-    from autokernel.race import race
-
-    started = time.perf_counter()
-    loaded = _load(request)
-    kernels = _kernels(request)
-    left_s = float(request["budget_s"]) - (time.perf_counter() - started)
-    baseline = bool(request.get("compile_baseline"))
-    record = bool(request.get("record"))
-    return race(loaded, kernels, baseline=baseline, budget_s=left_s, record=record).to_json()
-
-
-_ANSWERS = {"profile": _profile, "integrate": _integrate, "verify": _verify, "race": _race}
 
 if __name__ == "__main__":
     main()

@@ -61,6 +61,8 @@ def _headlines(integration: Mapping[str, Any]) -> list[str]:
         lines.append(way)
     if integration.get("compile_speedup") is not None:
         lines.append(_against_compile(integration))
+    if integration.get("autotune_speedup") is not None:
+        lines.append(_against_autotune(integration))
     if integration.get("compile_note"):
         lines.append(integration["compile_note"])
     return lines
@@ -82,6 +84,11 @@ def _against_compile(integration: Mapping[str, Any]) -> str:
         return f"{way}, measured on its own: {compiled}"
     over = Interval(**integration["speedup_over_compile"])
     return f"{over} against {way}, {standing(over)}; torch.compile alone: {compiled}"
+
+
+def _against_autotune(integration: Mapping[str, Any]) -> str:
+    over, alone = (Interval(**integration[name]) for name in ("speedup_over_autotune", "autotune_speedup"))
+    return f"{over} against torch.compile in mode max-autotune, {standing(over)}; that alone: {alone} against eager"
 
 
 def _use(op: str, integration: Mapping[str, Any]) -> str:

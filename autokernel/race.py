@@ -15,7 +15,8 @@ from torch import Tensor
 
 from autokernel.capture import compile_call
 from autokernel.customop import way_of
-from autokernel.integrate import MOST_BLOCKS, Integration, Run, interleave
+from autokernel.integrate import Integration
+from autokernel.interleave import MOST_BLOCKS, Run, interleave
 from autokernel.model import LoadedModel
 from autokernel.outputs import disagreement, expect, output_leaves
 from autokernel.profiler import model_device
@@ -26,8 +27,8 @@ from autokernel.stats import ratio_interval
 
 DROP_BLOCKS = 12  # for the question whether Inductor does better without a kernel
 MEASURE_SHARE = 0.2  # of the time, kept for the measurement at the end
-MODES = ("default", "reduce-overhead")
-"""torch.compile's, the second with CUDA graphs. `max-autotune` takes minutes to compile."""
+DEFAULT, REDUCE_OVERHEAD, MAX_AUTOTUNE = "default", "reduce-overhead", "max-autotune"
+"""torch.compile's modes: the second replays CUDA graphs, and so does the third, which takes minutes to compile."""
 
 INDUCTORS = {"graph": "inductor", "cudagraph": "inductor-cudagraph"}
 """How Inductor's way is called beside each of the captured graph's."""
@@ -66,10 +67,9 @@ class Timed:
 
     times: Mapping[str, Sequence[float]]
 
-    def fastest(self, names: Sequence[str]) -> str:
-        """Of these, the one with the least median; the first where none was run."""
-        run = [name for name in names if name in self.times]
-        return min(run, key=lambda name: statistics.median(self.times[name]), default=names[0])
+    def median_us(self, name: str) -> float:
+        """Of the blocks of one of them."""
+        return statistics.median(self.times[name])
 
     def ratio(self, slow: str, fast: str) -> Interval | None:
         """Latency of `slow` / latency of `fast`; None where either was not run."""
@@ -82,35 +82,45 @@ def race(
     loaded: LoadedModel,
     kernels: Sequence[Replacement],
     *,
-    baseline: bool,
     budget_s: float,
+    modes: Sequence[str] = (DEFAULT,),
     record: bool = False,
+    only: str | None = None,
 ) -> Integration:
     """The fields of an `Integration` that the faster way gives; without kernels, those of torch.compile alone.
 
     Args:
-        baseline: measure torch.compile without kernels, too.
-        record: replay the model with its kernels as a CUDA graph; torch.compile is then measured in its mode that does
-            so, too, and the faster one is what counts.
+        modes: those of torch.compile in which the model without kernels is measured, too; the fastest is what counts.
+        record: replay the model with its kernels as a CUDA graph; beside torch.compile's default, its mode that does so
+            is measured, too.
+        only: the way of `customop.COMPILERS` to measure, where that is known.
     """
+    modes = [*modes, *([REDUCE_OVERHEAD] if record and DEFAULT in modes else [])]
     end = time.perf_counter() + budget_s
     result = Integration(used=[item.op for item in kernels])
     runs: dict[str, Run] = {"eager": loaded.model}
     needed_s = 0.0
-    if baseline:
-        for mode in MODES[: 1 + record]:
-            runs[mode] = torch.compile(loaded.model, dynamic=False, mode=mode)
-            needed_s = max(needed_s, _first_call_s(runs[mode], loaded))
+    for mode in modes:
+        runs[mode] = torch.compile(loaded.model, dynamic=False, mode=mode)
+        needed_s = max(needed_s, _first_call_s(runs[mode], loaded))
     base = "cudagraph" if record else "graph"
-    ways = _ways(loaded, kernels, needed_s, end - MEASURE_SHARE * budget_s, result, base) if kernels else {}
+    ways: Mapping[str, _Variant] = {}
+    if kernels and only:
+        ways = {only: _Variant.of(loaded, kernels, only)}
+    elif kernels:
+        ways = _ways(loaded, kernels, needed_s, end - MEASURE_SHARE * budget_s, result, base)
     runs |= {name: variant.run for name, variant in ways.items()}
     seconds = max(0.0, end - time.perf_counter())
     timed = Timed(times=interleave(runs, loaded, model_device(loaded), seconds, MOST_BLOCKS))
-    result.compile_mode = timed.fastest(MODES)
-    result.compile_speedup = timed.ratio("eager", result.compile_mode)
+    if modes:
+        result.compile_mode = min(modes, key=timed.median_us)
+        result.compile_speedup = timed.ratio("eager", result.compile_mode)
     result.blocks = len(timed.times["eager"])
     if ways:
-        _take_faster(loaded, ways, timed, result, base)
+        result.inductor_gain = timed.ratio(base, INDUCTORS[base])
+        sure = result.inductor_gain and result.inductor_gain.low > 1  # Inductor takes its time to compile
+        result.compiler = only or (INDUCTORS[base] if sure else base)
+        _take(loaded, ways[result.compiler], timed, result)
     return result
 
 
@@ -136,13 +146,7 @@ def _first_call_s(run: Run, loaded: LoadedModel) -> float:
     return time.perf_counter() - started
 
 
-def _take_faster(
-    loaded: LoadedModel, ways: Mapping[str, _Variant], timed: Timed, result: Integration, base: str
-) -> None:
-    """Inductor must be surely faster, as it takes its time to compile."""
-    result.inductor_gain = timed.ratio(base, INDUCTORS[base])
-    result.compiler = INDUCTORS[base] if result.inductor_gain and result.inductor_gain.low > 1 else base
-    best = ways[result.compiler]
+def _take(loaded: LoadedModel, best: _Variant, timed: Timed, result: Integration) -> None:
     best.outputs(loaded)
     result.used = [item.op for item in best.kernels]
     result.left_out = {op: why for op, why in result.left_out.items() if op not in result.used}
@@ -150,8 +154,7 @@ def _take_faster(
     result.fallbacks = {item.op: item.fallbacks for item in best.kernels}
     result.speedup = timed.ratio("eager", result.compiler)
     result.speedup_over_compile = timed.ratio(result.compile_mode, result.compiler)
-    result.eager_us = statistics.median(timed.times["eager"])
-    result.optimized_us = statistics.median(timed.times[result.compiler])
+    result.eager_us, result.optimized_us = timed.median_us("eager"), timed.median_us(result.compiler)
 
 
 def _inductor(

@@ -32,7 +32,7 @@ import autokernel
 from autokernel.capture import capture
 from autokernel.customop import COMPILERS
 from autokernel.errors import AutokernelError
-from autokernel.integrate import MOST_BLOCKS, interleave
+from autokernel.interleave import MOST_BLOCKS, interleave
 from autokernel.loading import starter_path
 from autokernel.match import Matcher
 from autokernel.model import LoadedModel, load_model

@@ -17,6 +17,7 @@ from autokernel.errors import ConfigError, WorkerError
 from autokernel.integrate import Integration, adopt, integrate
 from autokernel.loading import get_spec, starter_path
 from autokernel.model_worker import call_worker
+from autokernel.modelanswers import _against_max_autotune
 from autokernel.outputs import Expected, disagreement, output_leaves
 from autokernel.race import race
 from autokernel.records import Interval
@@ -148,7 +149,7 @@ def fused_norm():
 
 def test_both_ways_and_torch_compile_are_measured_and_one_is_taken():
     item, fused = fused_norm()
-    found = race(item, [fused], baseline=True, budget_s=20)
+    found = race(item, [fused], budget_s=20)
     ways = {"graph", "inductor"} if found.inductor_gain else {"graph"}
     assert found.compiler in ways, found.notes
     assert found.inductor_gain or "was not tried" in found.notes[0]
@@ -157,6 +158,21 @@ def test_both_ways_and_torch_compile_are_measured_and_one_is_taken():
     for interval in (found.speedup, found.compile_speedup, found.speedup_over_compile):
         assert 0 < interval.low <= interval.high
     assert Integration.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_the_mode_that_takes_longest_to_compile_is_measured_apart(profiled, model_file, tmp_path, monkeypatch):
+    planned = {op["op"]: op for op in profiled["plan"]["ops"]}
+    kernels = [kernel(tmp_path, planned, "rmsnorm", starter_path("rmsnorm", "cpp").read_text())]
+    request = {"model": str(model_file), "device": "cpu", "kernels": kernels, "compile_baseline": True}
+    monkeypatch.chdir(tmp_path)
+    result = Integration(used=["rmsnorm"], compiler="graph")
+    _against_max_autotune(request, result, 45.0)
+    assert result.notes == []
+    for interval in (result.autotune_speedup, result.speedup_over_autotune):
+        assert 0 < interval.low <= interval.high
+    assert result.compile_speedup is None
+    _against_max_autotune(request, result, 2.0)
+    assert result.notes == ["torch.compile in mode max-autotune was not measured: 2 s are left"]
 
 
 FASTER = Interval(low=1.4, estimate=1.5, high=1.6)

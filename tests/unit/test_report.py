@@ -194,6 +194,29 @@ def test_how_the_kernels_run_and_the_gain_over_torch_compile_are_told(compiler, 
     )
 
 
+def test_modes_of_torch_compile_are_told():
+    compiled, over = ({"low": n - 0.1, "estimate": n, "high": n + 0.1} for n in (1.2, 1.05))
+    lines = model_block(
+        measured(
+            compiler="inductor-cudagraph",
+            compile_mode="reduce-overhead",
+            compile_speedup=compiled,
+            speedup_over_compile=over,
+            autotune_speedup=compiled,
+            speedup_over_autotune=over,
+        )
+    )
+    assert lines[1] == "kernels in a torch.compile'd model, replayed as a CUDA graph"
+    assert lines[2] == (
+        "1.050x [0.950, 1.150] against torch.compile in mode reduce-overhead, no sure difference; torch.compile alone: "
+        "1.200x [1.100, 1.300] against eager"
+    )
+    assert lines[3] == (
+        "1.050x [0.950, 1.150] against torch.compile in mode max-autotune, no sure difference; that alone: "
+        "1.200x [1.100, 1.300] against eager"
+    )
+
+
 def test_a_model_that_no_kernel_helps_has_no_speedup():
     nothing = measured(
         used=[],
