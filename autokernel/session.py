@@ -6,10 +6,8 @@ experiment that was only proposed is judged again, one that was judged is record
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -19,14 +17,13 @@ from autokernel import recording, wholemodel
 from autokernel.agenthost import AgentHost
 from autokernel.agents import Agent
 from autokernel.agents.host import LimitReached
-from autokernel.diskspace import require_space
-from autokernel.errors import MeasurementError
 from autokernel.facts import Facts
 from autokernel.history import KernelHistory
 from autokernel.journal import write_whole
 from autokernel.kerneltext import ShelvedText, text_digest
 from autokernel.loading import starter_path
-from autokernel.records import Decision, Outcome, PlannedOp, Proposal, Verdict
+from autokernel.measuring import Measuring, UnusableOp
+from autokernel.records import Decision, Outcome, PlannedOp, Proposal
 from autokernel.roofline import Ceilings
 from autokernel.rules import Rule, first_reason_to_stop
 from autokernel.searching import Searching
@@ -34,15 +31,11 @@ from autokernel.state import Pending, judged_json, proposed_json, started_json
 from autokernel.view import RunSummary, View
 
 if TYPE_CHECKING:
-    from autokernel.bench import Bench
     from autokernel.opening import OpenRun
 
 NOTHING_LEFT = "the agent has nothing left to try"
 THINKING = "agent is thinking"
 INTEGRATE_MIN_S = 60.0
-
-DRIFT = 1.3
-"""When an incumbent's latency changes by this factor between two experiments, the baseline is out of date."""
 
 
 class Session:
@@ -53,7 +46,6 @@ class Session:
         state = run.state
         self.settings, self.view, self.run_dir = run.settings, view, run.run_dir
         self.wall_us = 0.0
-        self._stack = ExitStack()
         self._journal, self._repo, self._budget, self._sandbox = run.journal, run.repo, run.budget, run.sandbox
         self._plan_fields = run.plan
         self._histories = dict(state.histories) if state else {}
@@ -61,11 +53,10 @@ class Session:
         self.current_op = state.current_op if state else None
         self._integration: dict[str, Any] | None = None
         self._unusable = set(state.unusable) if state else set()
-        self._searching = Searching(
-            self.settings, view, run.run_dir, run.journal, run.budget, self._bench_of, state.searched if state else {}
-        )
+        self._measuring = Measuring(self.settings, run.run_dir, run.journal, view)
+        bench_of, searched = self._measuring.bench_of, state.searched if state else {}
+        self._searching = Searching(self.settings, view, run.run_dir, run.journal, run.budget, bench_of, searched)
         self._shown: set[str] = set()
-        self._bench: Bench | None = None
         self._agent_limit: str | None = None  # why the agent may not go on: money, tokens, time
         self._tip = run.repo.head()  # the branch as the journal knows it: whatever a crash left beyond it is undone
         self._host = AgentHost(
@@ -85,7 +76,7 @@ class Session:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.view.close()
-        self._stack.close()
+        self._measuring.close()
 
     def finish(self, reason: str) -> RunSummary:
         """Write the end of the run and sum it up."""
@@ -151,39 +142,19 @@ class Session:
         self.current_op = planned.op
         if planned.op in self._histories:
             return self._show(self._histories[planned.op])
-        begin = time.perf_counter()
         path = self._starter(planned.op)
         assert path is not None, "the loop asks has_starter first"
         starter = path.read_text()
-        self.view.stage(f"{planned.op}: judging the starter")
-        bench = self._bench_of(planned)
-        outcome = self._verdict(bench, starter, None)
-        if outcome.verdict is not Verdict.PASS:
-            self._skip(planned.op, f"the starter gets {outcome.verdict} here ({outcome.reason})")
-            return None
-        self.view.stage(f"{planned.op}: measuring PyTorch's own ways")
         try:
-            baseline, starter_us = bench.baseline(starter, compiled=self.settings.compile_baseline)
-        except MeasurementError as error:
-            self._skip(planned.op, str(error))
+            history = self._measuring.begun(planned, starter, self._ceilings())
+        except UnusableOp as reason:
+            self._skip(planned.op, str(reason))
             return None
-        history = KernelHistory(
-            planned=planned,
-            backend=self.settings.backend,
-            device=self._ceilings().device,
-            baseline=baseline,
-            incumbent=starter,
-            incumbent_us=starter_us,
-            floor_us=bench.floor_us(self._ceilings()),
-            active_s=time.perf_counter() - begin,
-            flops=bench.work.flops,
-            nbytes=bench.work.nbytes,
-        )
         self._write_kernel(planned.op, 0, starter)
         self._tip = self._repo.commit_kernel(
             starter,
             subject=f"{planned.op}: starter for {self.settings.backend}",
-            trailers={"Starter": f"{self.run_dir.name}/{planned.op}", "Latency-us": f"{starter_us:.2f}"},
+            trailers={"Starter": f"{self.run_dir.name}/{planned.op}", "Latency-us": f"{history.incumbent_us:.2f}"},
         )
         self._journal.append(
             "op-started", op=planned.op, digest=text_digest(starter), history=started_json(history), tip=self._tip
@@ -255,15 +226,7 @@ class Session:
         if self._pending.judged is not None:
             return self._pending.judged.outcome
         self.view.stage(f"{history.op}: judging experiment {self._pending.number}: {proposal.hypothesis}")
-        return self._verdict(self._bench_of(history.planned), proposal.kernel_py, history.incumbent)
-
-    def _verdict(self, bench: Bench, kernel_py: str, incumbent: str | None) -> Outcome:
-        """The judge's answer, unless there is no room on the disk: that is not the kernel's fault."""
-        require_space(self.run_dir.path)
-        outcome = bench.judge(kernel_py, incumbent)
-        if outcome.verdict is not Verdict.PASS:
-            require_space(self.run_dir.path)
-        return outcome
+        return self._measuring.verdict(history.planned, proposal.kernel_py, history.incumbent)
 
     def record(
         self, history: KernelHistory, proposal: Proposal, outcome: Outcome, decision: Decision, why: str
@@ -275,7 +238,7 @@ class Session:
         if experiment is None:
             experiment = pending.decided(outcome, decision, why, outcome.seconds + pending.spent_s)
             self._journal.append("judged", **judged_json(experiment))
-        work = self._bench_of(history.planned).work
+        work = self._measuring.bench_of(history.planned).work
         commit = recording.commit(self._repo, self.run_dir.name, history, experiment, work, self._tip)
         experiment = replace(experiment, commit=commit)
         self._tip = self._repo.head()
@@ -284,33 +247,16 @@ class Session:
         self._rows.add(history, experiment, work)
         self._budget.took(experiment.seconds)
         before, history = history.incumbent_us, history.add(experiment)
-        if experiment.incumbent_us and not 1 / DRIFT < experiment.incumbent_us / before < DRIFT:
-            history = self._measured_again(history, before, experiment.incumbent_us)
+        history = self._measuring.up_to_date(history, before, experiment.incumbent_us)
         self._histories[history.op] = history
         self.view.experiment(history, experiment)
         return history
-
-    def _measured_again(self, history: KernelHistory, before_us: float, now_us: float) -> KernelHistory:
-        """PyTorch's latencies anew: the same incumbent's changed by more than noise, so the machine has changed."""
-        self.view.note(
-            f"{history.op}: the incumbent went from {before_us:.1f} to {now_us:.1f} us; measuring PyTorch again"
-        )
-        bench = self._bench_of(history.planned)
-        try:
-            baseline, incumbent_us = bench.baseline(history.incumbent, compiled=self.settings.compile_baseline)
-        except MeasurementError as error:
-            self.view.note(f"{history.op}: {error}; PyTorch's earlier latencies stand")
-            return history
-        self._journal.append(
-            "baseline", op=history.op, latencies_us=dict(baseline.latencies_us), incumbent_us=incumbent_us
-        )
-        return replace(history, baseline=baseline, incumbent_us=incumbent_us)
 
     def mend_results(self) -> None:
         """Add the rows of results.tsv that a crash, a full disk or somebody's edit took from this run."""
         for history in self._histories.values():
             for experiment in self._rows.missing(history):
-                self._rows.add(history, experiment, self._bench_of(history.planned).work)
+                self._rows.add(history, experiment, self._measuring.bench_of(history.planned).work)
 
     def move_on(self, history: KernelHistory, reason: str) -> None:
         """Close the op: its best kernel is committed under `optimized/`."""
@@ -346,18 +292,6 @@ class Session:
         self._journal.append("integrated", result=self._integration)
 
     # -- small parts
-
-    def _bench_of(self, planned: PlannedOp) -> Bench:
-        """The judge, turned to this op; its processes are started for the first op that needs them."""
-        if self._bench is None:
-            from autokernel.bench import Bench  # with torch: seconds, which a step that judges nothing does not spend
-
-            bench = Bench(self.run_dir.builds, self.settings.backend, self.settings.sandbox)
-            self._bench = self._stack.enter_context(bench)
-            # What is imported stays: without PyTorch's objects to go through, cycles are collected hours sooner.
-            gc.freeze()
-        self._bench.turn_to(planned)
-        return self._bench
 
     def _show(self, history: KernelHistory) -> KernelHistory:
         if history.op not in self._shown:  # a second pass goes on where the first stopped
