@@ -17,7 +17,7 @@ from autokernel.settings import Settings
 from autokernel.state import load_state
 from tests.loop.conftest import HONEST
 
-KNOBS = 'TUNABLES = {"WAIT": [0, 300, 3000, 9000]}\nCONFIG = {"WAIT": 3000}\n'
+KNOBS = 'TUNABLES = {"WAIT": [0, 3_000, 30_000, 90_000]}\nCONFIG = {"WAIT": 30_000}\n'
 WAITING = HONEST.replace("SOURCE = r", KNOBS + "SOURCE = r", 1)
 WAITING = WAITING.replace(
     "double scale = 1 /", "for (volatile int i = 0; i < WAIT; ++i) {}\n        double scale = 1 /"
@@ -62,7 +62,7 @@ def test_an_edit_is_kept_with_the_numbers_that_the_search_found(workdir, finishe
     folder = workdir / "candidates" / "rmsnorm"
     for path in folder.iterdir():
         path.unlink()
-    for name, text in {"1": WRONG, "2": WAITING, "3": WAITING.replace("3000}", "9000}")}.items():
+    for name, text in {"1": WRONG, "2": WAITING, "3": WAITING.replace("30_000}", "90_000}")}.items():
         (folder / f"{name}.py").write_text(text)
     history, found = finished(agent=f"replay:{workdir / 'candidates'}", max_experiments=3)
     wrong, kept, slower = history.experiments
@@ -81,7 +81,7 @@ def test_an_edit_is_kept_with_the_numbers_that_the_search_found(workdir, finishe
 
 
 def test_an_op_begins_with_a_search_over_its_starter(workdir, finished):
-    (workdir / "starters" / "rmsnorm.py").write_text(WAITING.replace("3000", "30000"))
+    (workdir / "starters" / "rmsnorm.py").write_text(WAITING)
     history, found = finished(agent="search", max_experiments=1)
     (experiment,) = history.experiments
     assert (experiment.proposal.agent, experiment.decision) == (TUNER, Decision.KEEP)
@@ -103,7 +103,7 @@ def test_a_search_needs_time_and_a_new_structure():
     history = KernelHistory(
         planned=planned, backend="cpp", device="cpu", baseline=baseline, incumbent=WAITING, incumbent_us=1.0
     )
-    assert not is_new_structure(history, WAITING.replace("3000}", "0}"))
+    assert not is_new_structure(history, WAITING.replace("30_000}", "0}"))
     assert is_new_structure(history, WAITING.replace("-O2", "-O3"))
     assert has_knobs(WAITING)
     assert not has_knobs(HONEST)
