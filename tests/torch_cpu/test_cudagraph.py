@@ -22,11 +22,10 @@ def kernels(item, *ops):
     ]
 
 
-@pytest.mark.parametrize("compiler", ["cudagraph", "inductor-cudagraph"])
-def test_a_model_on_the_cpu_runs_as_it_is(compiler):
+def test_a_model_on_the_cpu_runs_as_it_is():
     item = toy()
     expected = expect(item)
-    with Applied(item.model, kernels(item, "rmsnorm"), compiler=compiler) as applied:
+    with Applied(item.model, kernels(item, "rmsnorm"), compiler="cudagraph") as applied:
         assert disagreement(output_leaves(item.model, item), expected) is None
         assert applied.calls == {"rmsnorm": 5}
         assert set(applied._replacer.unrecorded) == {"it is not on a GPU"}
