@@ -95,8 +95,19 @@ def integrate(
     The choice is made in the captured graph; `race` then tells whether Inductor makes more of the chosen ones.
     At least `MIN_BLOCKS` blocks are timed for each decision, however small the budget.
     """
-    deadline = time.perf_counter() + budget_s
     result = Integration()
+    record = _choose_and_measure(loaded, replacements, time.perf_counter() + budget_s, result)
+    _release_memory()
+    adopt(race(result.used, record), result)
+    if result.used:
+        _withdraw_what_slows(result)
+    return result
+
+
+def _choose_and_measure(
+    loaded: LoadedModel, replacements: Sequence[Replacement], deadline: float, result: Integration
+) -> bool:
+    """Fill in what the captured graph tells; whether it is replayed as a CUDA graph."""
     expected = expect(loaded)
     trial = _Trial(loaded, replacements)
     usable = [item for item in replacements if not _unusable(trial, item, expected, result)]
@@ -104,29 +115,20 @@ def integrate(
     chosen = _choose(trial, usable, deadline, result)
     while chosen and (reason := disagreement(trial.outputs(chosen), expected)):
         result.left_out[chosen.pop().op] = f"with the others it changes the output: {reason}"
-    result.used = [item.op for item in chosen]
+    if not chosen:
+        result.notes.append("no kernel makes the whole model faster; it is left as it was")
+        return record
+    result.used, result.compiler = [item.op for item in chosen], "cudagraph" if record else "graph"
     result.outputs = (
         f"{len(expected.eager)} tensors agree with {expected.truth_dtype}, within {expected.dtype} tolerance"
     )
-    if not chosen:
-        result.outputs = ""
-        result.notes.append("no kernel makes the whole model faster; it is left as it was")
-        del trial, expected
-        _release_memory()
-        adopt(race((), record), result)
-        return result
     if len(chosen) < len(replacements):
         trial = _Trial(loaded, chosen, record=record)  # as `apply` will do it, without the places of the others
         if reason := disagreement(trial.outputs(chosen), expected):
             raise RuntimeError(f"the chosen kernels alone change the output: {reason}")
     result.calls, result.fallbacks = trial.counts(chosen)
-    result.compiler = "cudagraph" if record else "graph"
     _measure(trial, chosen, deadline, result)
-    del trial, expected
-    _release_memory()
-    adopt(race(result.used, record), result)
-    _withdraw_what_slows(result)
-    return result
+    return record
 
 
 def _release_memory() -> None:

@@ -16,6 +16,9 @@ from autokernel.state import load_state
 from tests.loop.conftest import HERE, HONEST, SLOW, git
 from tests.loop.test_orchestrate import end_at, events, measure_the_model_for
 
+pytestmark = pytest.mark.xdist_group("driven")
+"""These tests are steps of one run, in this order: one worker takes them all."""
+
 STARTER = SLOW.replace("i < 3000", "i < 9000")
 ZEROS = HONEST.replace("return right(x, weight, eps)", "return torch.zeros_like(x)")
 RAISES = HONEST.replace("return right(x, weight, eps)", "raise RuntimeError('not today')")

@@ -15,7 +15,7 @@ from autokernel.records import Baseline, Decision, PlannedOp
 from autokernel.rundir import find_run
 from autokernel.settings import Settings
 from autokernel.state import load_state
-from tests.loop.conftest import HONEST
+from tests.loop.conftest import HONEST, SLOW
 
 KNOBS = 'TUNABLES = {"WAIT": [0, 3_000, 30_000, 90_000]}\nCONFIG = {"WAIT": 30_000}\n'
 WAITING = HONEST.replace("SOURCE = r", KNOBS + "SOURCE = r", 1)
@@ -23,7 +23,7 @@ WAITING = WAITING.replace(
     "double scale = 1 /", "for (volatile int i = 0; i < WAIT; ++i) {}\n        double scale = 1 /"
 )
 WAITING = WAITING.replace('flags=["-O2"]', 'flags=["-O2", f"-DWAIT={CONFIG[\'WAIT\']}"]')
-"""Right, and as slow as its CONFIG says; the starter of these runs waits as long as it does."""
+"""Right, and as slow as its CONFIG says."""
 
 WRONG = WAITING.replace("sum / cols + eps", "sum / cols + eps + 1")
 
@@ -59,6 +59,7 @@ def finished(workdir, monkeypatch):
 
 def test_an_edit_is_kept_with_the_numbers_that_the_search_found(workdir, finished):
     """What computes something else is not searched, and what only changes CONFIG is not either."""
+    (workdir / "starters" / "rmsnorm.py").write_text(SLOW.replace("i < 3000", "i < 30000"))
     folder = workdir / "candidates" / "rmsnorm"
     for path in folder.iterdir():
         path.unlink()
