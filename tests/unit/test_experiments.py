@@ -126,8 +126,9 @@ def test_an_old_experiment_takes_few_bytes(tmp_path):
     write_whole(run.kernel_path("rmsnorm", 0), started().incumbent)
     few, many = 2 * BLOCK, 7 * BLOCK
     kept_bytes(run, few)  # what is made once, on the first use
-    each = (kept_bytes(run, many) - kept_bytes(run, few)) / (many - few)
-    assert each < BYTES_EACH
+    # Other tests' threads may allocate in one of them, and not in all.
+    each = min((kept_bytes(run, many) - kept_bytes(run, few)) / (many - few) for _ in range(3))
+    assert 0 < each < BYTES_EACH
 
 
 def test_the_starter_is_what_the_first_kept_kernel_was_measured_against():
