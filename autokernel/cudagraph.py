@@ -12,14 +12,14 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from autokernel.nodes import ancestors
-from autokernel.sites import Check
+from autokernel.sites import Check, Replacement
 from autokernel.usercode import first_line
 
 _log = logging.getLogger(__name__)
@@ -28,14 +28,6 @@ WARM_CALLS = 2
 """Before a recording: Triton compiles, and libraries choose kernels and take memory, in a first call."""
 
 Run = Callable[..., Any]
-
-
-class Counter(Protocol):
-    """What counts the calls of a kernel: `sites.Replacement`."""
-
-    enabled: bool
-    calls: int
-    fallbacks: int
 
 
 def unrecordable(gm: GraphModule) -> str | None:
@@ -76,7 +68,7 @@ class _Recording:
         still = all(inputs[number].data_ptr() == address for number, address in self.statics.items())
         return still and all(inputs[number]._version == version for number, version in self.versions.items())
 
-    def replay(self, inputs: Sequence[Any], counters: Sequence[Counter]) -> Any:
+    def replay(self, inputs: Sequence[Any], counters: Sequence[Replacement]) -> Any:
         for number, (ours, given) in enumerate(zip(self.inputs, inputs, strict=True)):
             if number not in self.statics and isinstance(ours, Tensor):
                 _flat(ours).copy_(_flat(given))  # of one layout, by Dynamo's guards
@@ -96,9 +88,9 @@ class Recorded:
     def __init__(
         self,
         run: Run,
-        counters: Sequence[Counter],
+        counters: Sequence[Replacement],
         wanted: Callable[[], bool],
-        asked: tuple[Sequence[Check], frozenset[int]] = ((), frozenset()),
+        asked: tuple[Sequence[Check], frozenset[int]],
     ) -> None:
         self._run, self._counters, self._wanted = run, counters, wanted
         self._checks, self._deciding = asked
@@ -124,7 +116,7 @@ class Recorded:
         self._recordings.clear()
 
     def _try_to_record(self, inputs: Sequence[Any]) -> _Recording | None:
-        before = [(counter.calls, counter.fallbacks) for counter in self._counters]
+        before = self._counts()
         try:
             return self._record(inputs)
         except Exception as error:  # what a stream that is captured does not allow has no common class
@@ -135,6 +127,9 @@ class Recorded:
         finally:  # none of these calls was the model's
             for counter, (calls, fallbacks) in zip(self._counters, before, strict=True):
                 counter.calls, counter.fallbacks = calls, fallbacks
+
+    def _counts(self) -> list[tuple[int, int]]:
+        return [(counter.calls, counter.fallbacks) for counter in self._counters]
 
     def _record(self, inputs: Sequence[Any]) -> _Recording:
         statics = {number: value.data_ptr() for number, value in enumerate(inputs) if _lies_still(value)}
@@ -149,13 +144,10 @@ class Recorded:
                 self._run(*own)
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        before = [(counter.calls, counter.fallbacks) for counter in self._counters]
+        before = self._counts()
         with _frozen(self._checks), torch.cuda.graph(graph):
             outputs = self._run(*own)
-        counted = [
-            (counter.calls - calls, counter.fallbacks - fallbacks)
-            for counter, (calls, fallbacks) in zip(self._counters, before, strict=True)
-        ]
+        counted = [(now[0] - then[0], now[1] - then[1]) for now, then in zip(self._counts(), before, strict=True)]
         versions = {number: inputs[number]._version for number in self._deciding}
         return _Recording(graph=graph, inputs=own, statics=statics, versions=versions, outputs=outputs, counted=counted)
 

@@ -17,6 +17,7 @@ import torch
 
 from autokernel.capture import compile_call
 from autokernel.interleave import MOST_BLOCKS, Run, interleave
+from autokernel.judge.devicememory import release_unused
 from autokernel.model import LoadedModel
 from autokernel.outputs import Expected, disagreement, expect, output_leaves
 from autokernel.profiler import model_device
@@ -97,7 +98,8 @@ def integrate(
     """
     result = Integration()
     record = _choose_and_measure(loaded, replacements, time.perf_counter() + budget_s, result)
-    _release_memory()
+    gc.collect()  # a race's process needs the GPU memory that the truth and the compiled graphs have taken here
+    release_unused(0)
     adopt(race(result.used, record), result)
     if result.used:
         _withdraw_what_slows(result)
@@ -129,13 +131,6 @@ def _choose_and_measure(
     result.calls, result.fallbacks = trial.counts(chosen)
     _measure(trial, chosen, deadline, result)
     return record
-
-
-def _release_memory() -> None:
-    """A race's process needs the GPU memory that the truth and the compiled graphs have taken here."""
-    gc.collect()
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.empty_cache()
 
 
 class _Trial:

@@ -34,14 +34,14 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return told or is_out_of_memory(error.__cause__)
 
 
-def release_unused() -> None:
-    """Give back what PyTorch has reserved on the GPU and does not use, if it is much.
+def release_unused(most_bytes: int = MOST_UNUSED_BYTES) -> None:
+    """Give back what PyTorch has reserved on the GPU and does not use, if it is more than `most_bytes`.
 
     The truth of a large call takes several times the room of its inputs, and the children have the same inputs.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return
-    if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > MOST_UNUSED_BYTES:
+    if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > most_bytes:
         torch.cuda.empty_cache()
 
 

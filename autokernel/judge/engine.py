@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -235,9 +234,13 @@ class Judge:
             stages.append(StageReport(stage=name, verdict=verdict, cases=checked, seconds=seconds, reason=reason))
 
     def _trial(self, worker: Worker, ahead: CompileAhead | None = None) -> Trial:
-        cases = tuple(item.case for item in self._cases)
-        trial = Trial(spec=self.spec, worker=worker, dtypes=self._dtypes, user_cases=cases)
-        return trial if ahead is None else replace(trial, await_case=ahead.await_case)
+        return Trial(
+            spec=self.spec,
+            worker=worker,
+            dtypes=self._dtypes,
+            user_cases=tuple(item.case for item in self._cases),
+            await_case=ahead.await_case if ahead else None,
+        )
 
     def _screen(self, worker: Worker, rival: EarlyChild, kernel_py: str, incumbent: str) -> Contest:
         """End a candidate that is plainly slower, by a second and younger pair where the first does not say so loudly.

@@ -8,9 +8,11 @@ the server takes all children with it.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -162,6 +164,13 @@ class ForkServer:
             return wire.receive(self._sock)[0]
         except (EOFError, TimeoutError, OSError) as error:
             raise WorkerError(f"the judge's server does not answer: {error}", hint="run `autokernel doctor`") from None
+
+
+def kill_group(pid: int) -> None:
+    """Kill a child with all that it started; its group may not exist yet."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
 
 
 def serve(fd: int, device: str, body: str) -> None:

@@ -75,10 +75,6 @@ ALLOCATION_AND_VIEWS = frozenset(
 """ATen operators that any kernel may call: they allocate, copy or view, and compute nothing."""
 
 
-def _nothing(_case: Case) -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """What a stage needs: the op's spec, the child, the dtypes of the backend and the calls of the user's model."""
@@ -87,7 +83,7 @@ class Trial:
     worker: Worker
     dtypes: tuple[str, ...]
     user_cases: tuple[Case, ...] = ()
-    await_case: Callable[[Case], None] = _nothing
+    await_case: Callable[[Case], None] | None = None
     """Returns when the kernel is compiled for a case, or will not be before its call."""
 
     def in_dtypes(self, cases: Sequence[Case]) -> list[Case]:
@@ -112,7 +108,8 @@ class Trial:
         known = {id(inputs): truth_of(self.spec, inputs) for inputs in {id(call): call for call in calls}.values()}
         truths = [known[id(inputs)] for inputs in calls]
         where = f"{label or case.name} ({case.label})"
-        self.await_case(case)
+        if self.await_case:
+            self.await_case(case)
         try:
             outputs, operators = self.worker.run(calls, [meta for _, meta in truths], guarded=guarded)
         except Rejected as rejected:

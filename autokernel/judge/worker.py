@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import signal
 import socket
@@ -19,7 +18,7 @@ from torch import Tensor
 from autokernel.errors import WorkerError
 from autokernel.judge import answers, wire
 from autokernel.judge.exchange import Exchange, encode
-from autokernel.judge.forkserver import ForkServer
+from autokernel.judge.forkserver import ForkServer, kill_group
 from autokernel.judge.refresh import Change
 from autokernel.judge.rejected import SIGKILLED, Rejected
 from autokernel.records import Scalar, TensorMeta, Verdict
@@ -242,9 +241,7 @@ class Worker:
         if self._closed:
             return
         self.alive = False
-        for kill in (os.killpg, os.kill):  # the group may not exist yet
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                kill(self.pid, signal.SIGKILL)
+        kill_group(self.pid)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 

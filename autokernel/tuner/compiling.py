@@ -7,7 +7,6 @@ with the same folder finds it again.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -24,7 +23,7 @@ from typing import Any
 from autokernel import gpus, resources
 from autokernel.errors import ConfigError, WorkerError
 from autokernel.judge import places, wire
-from autokernel.judge.forkserver import ForkServer
+from autokernel.judge.forkserver import ForkServer, kill_group
 from autokernel.kernelfile import parse_kernel
 from autokernel.records import Case, KernelResources
 from autokernel.target import KNOWN_TARGETS, Target
@@ -131,7 +130,7 @@ class Compiler:
         """Kill what is compiling now, whose result is a failure; what waits for a process goes on."""
         with self._lock:
             for pid in self._running:
-                _kill(pid)
+                kill_group(pid)
 
     def close(self) -> None:
         """End the server, its children and the threads that wait for them."""
@@ -212,16 +211,9 @@ class Compiler:
 
     def _end(self, pid: int, sock: socket.socket) -> tuple[int | None, str]:
         """Kill a child with what it started: (its wait status, what the server had ended it for)."""
-        _kill(pid)
+        kill_group(pid)
         sock.close()
         return self._server.reap(pid)
-
-
-def _kill(pid: int) -> None:
-    """Kill a child's whole process group."""
-    for kill in (os.killpg, os.kill):  # the group may not exist yet
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)
 
 
 def _hunger(kernel: KernelResources) -> tuple[int, int, int]:

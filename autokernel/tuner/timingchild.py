@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autokernel.judge.child import main as main
+from autokernel.judge.child import main
 from autokernel.judge.child import preload_to_call as preload
 
 __all__ = ["main", "preload"]
