@@ -22,6 +22,7 @@ from torch.fx import GraphModule
 from autokernel.attention import whole_attention
 from autokernel.biases import split_biases
 from autokernel.errors import ConfigError
+from autokernel.masks import drop_plain_masks
 from autokernel.model import LoadedModel, forward
 
 MAX_REASON = 300  # characters of Dynamo's explanation that are shown
@@ -111,6 +112,7 @@ def inference_backend(compile_graph: GraphCompiler, *, train: Backend = as_captu
         drop_aliases(gm)
         split_biases(gm)
         with real_tensors():
+            drop_plain_masks(gm)
             return boxed(compile_graph(gm))
 
     def backend(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

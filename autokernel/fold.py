@@ -9,6 +9,7 @@ it: on a GPU each check waits for all work before it.
 from __future__ import annotations
 
 import operator
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ def fold_constants(gm: GraphModule) -> int:
 
     Left alone: random numbers, operations with effects, and what the graph returns, which the caller may write to.
     """
-    constant = _constant_nodes(gm)
+    constant = constant_nodes(gm)
     returned = _returned(gm, constant)
     values: dict[Node, Any] = {}
     with torch.no_grad():
@@ -41,11 +42,26 @@ def fold_constants(gm: GraphModule) -> int:
     ]
     for number, node in enumerate(stored):
         _replace(gm, node, values[node], f"_folded_{number}")
-    for node in reversed(list(gm.graph.nodes)):
-        if node in constant and not node.users:
-            gm.graph.erase_node(node)
+    erase_unused(gm, constant)
     gm.recompile()
     return len(stored)
+
+
+def constant_nodes(gm: GraphModule) -> set[Node]:
+    """Nodes without an input of the graph among their ancestors, which give the same value each time."""
+    found: set[Node] = set()
+    for node in gm.graph.nodes:
+        known = node.op == "get_attr" or (node.op == "call_function" and _repeatable(node.target))
+        if known and all(source in found for source in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def erase_unused(gm: GraphModule, nodes: Container[Node]) -> None:
+    """Remove those of the nodes that nobody reads any more; the graph is not recompiled."""
+    for node in reversed(list(gm.graph.nodes)):
+        if node in nodes and not node.users:
+            gm.graph.erase_node(node)
 
 
 def share_repeated(gm: GraphModule) -> int:
@@ -76,16 +92,6 @@ def _shareable(target: Any) -> bool:
             and all(alias is not None and not alias.is_write for alias in aliases)
         )
     return _repeatable(target)
-
-
-def _constant_nodes(gm: GraphModule) -> set[Node]:
-    """Nodes without an input of the graph among their ancestors, which give the same value each time."""
-    found: set[Node] = set()
-    for node in gm.graph.nodes:
-        known = node.op == "get_attr" or (node.op == "call_function" and _repeatable(node.target))
-        if known and all(source in found for source in node.all_input_nodes):
-            found.add(node)
-    return found
 
 
 def _repeatable(target: Any) -> bool:
