@@ -1,4 +1,4 @@
-"""The nine ops: one oracle and one `KernelSpec` each; `SPECS` maps an op's name to its spec.
+"""The ops: one oracle and one `KernelSpec` each; `SPECS` maps an op's name to its spec.
 
 An oracle is plain PyTorch that works in whatever dtype it is given: the judge calls it on fp64 copies for the truth.
 Its output has the inputs' dtype and is contiguous. Each section below holds all that is known about one op: meaning,
@@ -20,7 +20,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from autokernel.records import Case, TensorMeta
-from autokernel.spec import DTYPES, Adapter, Fill, Inputs, KernelSpec, Spelling, build_case, describe, place, retype
+from autokernel.spec import (
+    DTYPES,
+    Adapter,
+    Fill,
+    Inputs,
+    KernelSpec,
+    Spelling,
+    build_case,
+    contiguous_stride,
+    describe,
+    place,
+    retype,
+)
 
 # Shared: random values --------------------------------------------------------------------------------------------
 
@@ -972,6 +984,185 @@ FLASH_ATTENTION = KernelSpec(
 )
 
 
+# masked_attention -------------------------------------------------------------------------------------------------
+
+
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
+    """softmax(q k^T * scale + mask) v; a bool mask is true where a key is seen. scale None is 1 / sqrt(head_dim).
+
+    q, k, v: as in `flash_attention`. mask: anything that expands to [batch, heads, seq_q, seq_k], bool or of q's dtype:
+    padding, a window, the bias of relative positions. A query from which every key is hidden (by false or -inf) gets
+    zeros, as in PyTorch's scaled_dot_product_attention.
+    """
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = torch.matmul(q, k.transpose(-2, -1)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    scores = scores.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else scores + mask
+    weights = torch.softmax(scores, dim=-1)
+    if scores.shape[-1]:
+        weights = weights.masked_fill(scores.amax(-1, keepdim=True) == -math.inf, 0.0)
+    return torch.matmul(weights, v).contiguous()
+
+
+def _fill_mask(meta: TensorMeta, generator: torch.Generator, case: Case) -> Tensor:
+    """A fifth of the keys hidden, with the dtype's lowest value in a bias; query i sees key i modulo their number."""
+    rows, columns = meta.shape[-2:]
+    device = generator.device
+    own = torch.arange(columns, device=device)[None] == torch.arange(rows, device=device)[:, None] % max(columns, 1)
+    seen = own | (_uniform(meta.shape, generator, 0.0, 1.0) > 0.2)
+    if meta.dtype == "bool":
+        return seen
+    return _normal(meta.shape, generator, 1.5).masked_fill(~seen, torch.finfo(DTYPES[meta.dtype]).min)
+
+
+def _masked_case(
+    name: str,
+    q: tuple[int, int, int, int],
+    mask: tuple[int, ...],
+    kv_heads: int | None = None,
+    seq_k: int | None = None,
+    *,
+    seen: bool = False,
+    scale: float | None = None,
+) -> Case:
+    """`mask` is its shape; it is bool when `seen`, else of q's dtype."""
+    batch, heads, seq_q, head_dim = q
+    kv = (batch, kv_heads or heads, seq_k or seq_q, head_dim)
+    scalars = {} if scale is None else {"scale": scale}
+    case = build_case("masked_attention", name, scalars=scalars, q=q, k=kv, v=kv, mask=mask)
+    return retype(case, mask="bool") if seen else case
+
+
+def _nothing_seen(inputs: Inputs, generator: torch.Generator) -> Inputs:
+    """From a few queries every key is hidden: by -inf, or by the lowest value, which leaves the mean of all values."""
+    mask = inputs["mask"]
+    # Added to fp16's lowest value, -65504, a score is not lost in fp32 as it is in fp16: what is right depends on that.
+    lowest = -math.inf if mask.dtype is torch.float16 else torch.finfo(mask.dtype).min
+    some = torch.where(_some_rows(mask, generator, 0.1), lowest, mask)
+    return _edit(inputs, mask=torch.where(_some_rows(mask, generator, 0.1), -math.inf, some))
+
+
+def _large_bias(inputs: Inputs, generator: torch.Generator) -> Inputs:
+    """A bias that decides nearly alone which keys count."""
+    mask = inputs["mask"]
+    return _edit(inputs, mask=torch.where(mask > -1000, mask * 8, mask))
+
+
+def _long_hidden_run(inputs: Inputs, generator: torch.Generator) -> Inputs:
+    """The first keys are hidden by -inf: blocks of keys of which nothing is seen come before any that is."""
+    mask = inputs["mask"]
+    hidden = torch.arange(mask.shape[-1], device=mask.device) < mask.shape[-1] * 3 // 4
+    return _edit(inputs, mask=torch.where(hidden, -math.inf, mask))
+
+
+def _masked_attention_flops(case: Case) -> int:
+    """Two products over all pairs, as what the mask hides is in its values; the softmax is not counted."""
+    batch, heads, seq_q, head_dim = _shape(case, "q")
+    return 4 * batch * heads * seq_q * _shape(case, "k")[2] * head_dim
+
+
+def _masked_attention_bytes(case: Case) -> int:
+    """Of an expanded mask only what is in memory is read."""
+    meta = case.tensors["mask"]
+    stride = meta.stride or contiguous_stride(meta.shape)
+    stored = math.prod(size for size, step in zip(meta.shape, stride, strict=True) if step)
+    elements = 2 * case.tensors["q"].numel + 2 * case.tensors["k"].numel
+    return elements * DTYPES[case.dtype].itemsize + stored * DTYPES[meta.dtype].itemsize
+
+
+def _masked_attention_eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
+    """As transformers' eager attention: repeated kv heads, softmax in fp32; of hidden rows the mean becomes zero."""
+    group = q.shape[1] // k.shape[1]
+    k, v = _repeat_kv(k, group), _repeat_kv(v, group)
+    scores = torch.matmul(q, k.transpose(2, 3)) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = scores.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else scores + mask
+    return torch.matmul(F.softmax(scores, dim=-1, dtype=torch.float32).nan_to_num(0.0).to(q.dtype), v)
+
+
+def _masked_attention_native(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
+    return _attention_masked(q, k, v, mask, scale)
+
+
+def _attention_biased(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """As T5: no scale, a bias of relative positions in which padding is hidden, too, softmax in fp32."""
+    scores = torch.matmul(q, k.transpose(3, 2)) + mask
+    return torch.matmul(F.softmax(scores.float(), dim=-1).type_as(scores), v)
+
+
+MASKED_ATTENTION = KernelSpec(
+    op="masked_attention",
+    oracle=masked_attention,
+    fills={"q": _fill_attention_q, "k": _fill_attention_kv, "v": _fill_attention_kv, "mask": _fill_mask},
+    cases=(
+        _masked_case("small", (1, 2, 32, 64), (1, 1, 32, 32)),
+        _masked_case("bias", (2, 4, 128, 64), (1, 4, 128, 128)),
+        _masked_case("padding", (3, 2, 96, 64), (3, 1, 1, 96), seen=True),
+        _masked_case("gqa", (1, 6, 80, 64), (1, 1, 80, 80), 2, seen=True),
+        _masked_case("mqa", (2, 4, 64, 80), (2, 1, 64, 64), 1),
+        _masked_case("head_128", (1, 2, 128, 128), (1, 1, 128, 128), 1, seen=True),
+        _masked_case("scaled", (1, 2, 72, 64), (1, 2, 72, 72), scale=1.0),
+        _masked_case("cross", (1, 2, 40, 64), (1, 1, 40, 112), 2, 112, seen=True),
+        _with_stride(
+            _masked_case("expanded", (2, 4, 64, 32), (2, 4, 64, 64), seen=True),
+            mask=(64, 0, 0, 1),
+        ),
+        # [batch, seq, heads, head_dim] in memory, as projections leave it; biases are looked up as [seq, seq, heads].
+        _with_stride(
+            _masked_case("transposed_heads", (2, 4, 64, 32), (1, 4, 64, 64)),
+            q=(8192, 32, 128, 1),
+            k=(8192, 32, 128, 1),
+            v=(8192, 32, 128, 1),
+            mask=(16384, 1, 256, 4),
+        ),
+    ),
+    edges=(
+        _masked_case("seq_257", (1, 1, 257, 64), (1, 1, 257, 257)),
+        _masked_case("keys_1023", (1, 1, 9, 64), (1, 1, 9, 1023), 1, 1023, seen=True),
+        _masked_case("keys_1537", (1, 2, 3, 32), (1, 2, 3, 1537), 1, 1537),
+        _masked_case("keys_4097", (1, 1, 2, 16), (1, 1, 1, 4097), 1, 4097, seen=True),
+        _masked_case("one_query", (2, 4, 1, 64), (2, 1, 1, 65), 2, 65, seen=True),
+        _masked_case("one_query_bias", (2, 4, 1, 64), (1, 4, 1, 65), 2, 65),
+        _masked_case("matrix", (2, 2, 48, 32), (48, 48)),
+        _masked_case("single", (1, 1, 1, 8), (1, 1, 1, 1)),
+        _masked_case("odd_head", (1, 2, 33, 33), (1, 2, 33, 33)),
+        _masked_case("no_batch", (0, 2, 16, 64), (0, 1, 16, 16), seen=True),
+    ),
+    stress_case=_masked_case("stress", (1, 4, 96, 64), (1, 4, 96, 96), 2),
+    adversarial={
+        "large_scores": _attention_large_scores,
+        "key_offset": _attention_key_offset,
+        "hidden_values": _attention_hidden_values,
+        "large_values": _attention_large_values,
+        "nothing_seen": _nothing_seen,
+        "large_bias": _large_bias,
+        "long_hidden_run": _long_hidden_run,
+    },
+    flops=_masked_attention_flops,
+    bytes_moved=_masked_attention_bytes,
+    baselines={"eager": _masked_attention_eager, "native": _masked_attention_native},
+    spellings=(
+        *(
+            Spelling(
+                name=name,
+                fn=fn,
+                captured=("scale",),
+                shapes={**shapes, "mask": (1, 1, 32, 32)},
+                dtypes=dtypes,
+            )
+            for name, fn, shapes, dtypes in (
+                ("sdpa_masked", _attention_masked, {}, {"mask": "bool"}),
+                ("sdpa_masked_repeated_kv", _attention_masked_repeated, GROUPED, {"mask": "bool"}),
+                ("sdpa_biased", _attention_masked, {}, {}),
+                ("sdpa_biased_repeated_kv", _attention_masked_repeated, GROUPED, {}),
+                ("decomposed", _attention_added_mask, {}, {}),
+                ("decomposed_repeated_kv", _attention_added_mask, GROUPED, {}),
+            )
+        ),
+        Spelling(name="decomposed_unscaled", fn=_attention_biased, scalars={"scale": 1.0}),
+    ),
+)
+
+
 # fused_mlp --------------------------------------------------------------------------------------------------------
 
 
@@ -1696,6 +1887,7 @@ SPECS: Mapping[str, KernelSpec] = {
         LAYERNORM,
         RMSNORM,
         FLASH_ATTENTION,
+        MASKED_ATTENTION,
         FUSED_MLP,
         CROSS_ENTROPY,
         ROTARY_EMBEDDING,

@@ -8,7 +8,7 @@ left runs on random inputs beside the oracle, and a look-alike is refused.
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,8 +50,13 @@ class Matcher:
     _patterns: dict[Any, Pattern | None] = field(default_factory=dict)
     _proofs: dict[str, str | None] = field(default_factory=dict)
 
-    def find(self, gm: GraphModule, within: Container[Node] | None = None) -> list[Match]:
-        """Proven matches that do not overlap, the larger ones preferred, in graph order.
+    def find(
+        self,
+        gm: GraphModule,
+        within: Container[Node] | None = None,
+        prefer: Callable[[Match], bool] = lambda _match: True,
+    ) -> list[Match]:
+        """Proven matches that do not overlap, in graph order: the larger ones, and of equal ones those to prefer.
 
         Args:
             within: look at these nodes only, and let the others use inner values of a match.
@@ -60,7 +65,7 @@ class Matcher:
         candidates = [m for spec in self._specs() for s in spec.spellings for m in self._candidates(gm, order, spec, s)]
         taken: set[Node] = set()
         found: list[Match] = []
-        for match in sorted(candidates, key=lambda m: (-m.size, order[m.output])):
+        for match in sorted(candidates, key=lambda m: (-m.size, not prefer(m), order[m.output])):
             core = {node for node in match.nodes if kind_of(node) not in VIEWS}
             if not core & taken and self._proven(gm, match):
                 taken |= core
@@ -156,7 +161,7 @@ def _example_inputs(
                 return None
             sizes = (2,) * extra + shape if extra > 0 else shape[-extra:]
         meta, adapter = spec.cases[0].tensors.get(name), spelling.adapters.get(name)
-        named = adapter.dtype if adapter and adapter.dtype else (meta.dtype if meta else None)
+        named = spelling.dtypes.get(name) or (adapter.dtype if adapter else None) or (meta.dtype if meta else None)
         fixed = DTYPES[named] if named else dtype
         inputs[name] = torch.empty(sizes, dtype=dtype if fixed.is_floating_point else fixed, device="meta")
     return {name: _on(value, device) for name, value in inputs.items()}

@@ -140,8 +140,13 @@ def true_matches(matcher: Matcher, graph: CapturedGraph) -> tuple[list[Match], l
     """The graph's matches whose adapters hold on the recorded values, and what the others say."""
     kept: list[Match] = []
     refused: list[str] = []
-    for match in matcher.find(graph.gm):
-        if name := untrue_adapter(graph.gm, graph.inputs, match.spelling, match.inputs):
+    values: dict[Node, Any] = {}
+
+    def untrue(match: Match) -> str | None:
+        return untrue_adapter(graph.gm, graph.inputs, match.spelling, match.inputs, values)
+
+    for match in matcher.find(graph.gm, prefer=lambda match: untrue(match) is None):
+        if name := untrue(match):
             refused.append(f"{match.op} at {match.output.name} is left alone: its {name} is not what the op takes")
         else:
             kept.append(match)

@@ -15,7 +15,7 @@ from autokernel.biases import add_biases_in_sites, join_biases, put_products_in_
 from autokernel.capture import MAX_REASON, Backend, Tally, as_captured, inference_backend
 from autokernel.cudagraph import Recorded, conditions, unrecordable
 from autokernel.fold import fold_constants, share_repeated
-from autokernel.match import Matcher
+from autokernel.match import Match, Matcher
 from autokernel.sites import Replacement, Site, insert
 from autokernel.training import NothingTakenError, Parts, compile_training, keep_all, keep_little
 
@@ -114,8 +114,8 @@ class Replacer:
         left: Counter[str] = Counter()
         adapted: dict[tuple[int, Node], Node] = {}
         moved: dict[Node, Node] = {}
-        for match in self.matcher.find(gm, within):
-            replacement = next((item for item in self.replacements[match.op] if item.verified(match.case)), None)
+        for match in self.matcher.find(gm, within, prefer=lambda match: self._kernel_for(match) is not None):
+            replacement = self._kernel_for(match)
             if replacement:
                 inputs = {name: moved.get(node, node) for name, node in match.inputs.items()}
                 moved[match.output] = insert(gm.graph, replace(match, inputs=inputs), replacement, adapted)
@@ -124,6 +124,9 @@ class Replacer:
                 left[match.op] += 1
         join_biases(gm)
         return taken, left
+
+    def _kernel_for(self, match: Match) -> Replacement | None:
+        return next((item for item in self.replacements[match.op] if item.verified(match.case)), None)
 
     def _finish(self, gm: GraphModule, left: Mapping[str, int]) -> Callable[..., Any]:
         """What runs a part of a graph that needs gradients."""

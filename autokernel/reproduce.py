@@ -127,6 +127,8 @@ def _sizes(case: Case) -> tuple[int, ...] | None:
         case "flash_attention":
             same = len({shapes.get(name) for name in "qkv"}) == 1
             return _of_rank(shapes.get("q"), 4) if same else None
+        case "masked_attention":
+            return None  # its mask may be of any shape
         case "rotary_embedding":
             return _of_rank(shapes.get("x"), 4)
     return shapes.get("x") or None

@@ -15,6 +15,7 @@ SIZES = {
     "cross_entropy": "rows x classes",
     "rotary_embedding": "batch x heads x tokens x width",
     "flash_attention": "batch x heads x tokens x width",
+    "masked_attention": "batch x heads x tokens x width",
     "fused_mlp": "tokens x width x hidden",
 }
 """What the numbers mean for each op."""
@@ -41,6 +42,8 @@ def sized_case(op: str, sizes: tuple[int, ...]) -> Case:
         return retype(build_case(op, "model", logits=sizes, targets=sizes[:1]), targets="int64")
     if op == "flash_attention":
         return build_case(op, "model", scalars={"causal": True}, q=sizes, k=sizes, v=sizes)
+    if op == "masked_attention":
+        return build_case(op, "model", q=sizes, k=sizes, v=sizes, mask=(1, sizes[1], sizes[2], sizes[2]))
     if op == "matmul":
         m, n, k = sizes
         return build_case(op, "model", a=(m, k), b=(k, n))

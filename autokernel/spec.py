@@ -71,7 +71,8 @@ class Spelling:
     `fn` takes the op's tensor arguments by name, plus the scalars named in `captured`, whose values are read off the
     matched graph (an eps, a scale). `scalars` are the op's scalars that this spelling implies (`causal=True`).
     It is traced with the sizes of the spec's first case, unless `shapes` gives others; with `any_rank` the first tensor
-    may have more or fewer leading dimensions. An argument in `adapters` is spelled otherwise than the op takes it.
+    may have more or fewer leading dimensions. An argument in `adapters` is spelled otherwise than the op takes it;
+    one in `dtypes` has another dtype than in the spec's first case.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Spelling:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     any_rank: bool = False
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
