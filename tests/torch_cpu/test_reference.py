@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 SPECS = specs()
 SEED = 20
 IN_EVERY_DTYPE = [(op, dtype) for op, spec in SPECS.items() for dtype in spec.dtypes]
-LOOSE = {("flash_attention", "eager"): 12, ("masked_attention", "eager"): 12, ("fused_mlp", "eager"): 2}
+LOOSE = {("flash_attention", "eager"): 12, ("masked_attention", "eager"): 25, ("fused_mlp", "eager"): 2}
 """Baselines that round every intermediate to bf16 are less exact than a kernel may be; still the same function."""
 
 
