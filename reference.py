@@ -1070,13 +1070,30 @@ def _masked_attention_bytes(case: Case) -> int:
     return elements * DTYPES[case.dtype].itemsize + stored * DTYPES[meta.dtype].itemsize
 
 
+def _repeated_scores(q: Tensor, k: Tensor, mask: Tensor, scale: float | None) -> Tensor:
+    scores = torch.matmul(q, _repeat_kv(k, q.shape[1] // k.shape[1]).transpose(2, 3))
+    scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
+    return scores.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else scores + mask
+
+
+def _weighted(scores: Tensor, q: Tensor, v: Tensor) -> Tensor:
+    """Values by softmax in fp32, weights rounded to q's dtype; a row without a finite score gets zeros."""
+    weights = F.softmax(scores, dim=-1, dtype=torch.float32).nan_to_num(0.0).to(q.dtype)
+    return torch.matmul(weights, _repeat_kv(v, q.shape[1] // v.shape[1]))
+
+
 def _masked_attention_eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
-    """As transformers' eager attention: repeated kv heads, softmax in fp32; of hidden rows the mean becomes zero."""
-    group = q.shape[1] // k.shape[1]
-    k, v = _repeat_kv(k, group), _repeat_kv(v, group)
-    scores = torch.matmul(q, k.transpose(2, 3)) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    scores = scores.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else scores + mask
-    return torch.matmul(F.softmax(scores, dim=-1, dtype=torch.float32).nan_to_num(0.0).to(q.dtype), v)
+    """As transformers' eager attention: scores and their sum with the mask are rounded to the dtype."""
+    return _weighted(_repeated_scores(q, k, mask, scale), q, v)
+
+
+def _masked_attention_rounded(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
+    """Scores in fp32, weights rounded for the second product: what fast kernels do, PyTorch's among them.
+
+    Without one for the sizes (grouped heads, an odd head size) PyTorch computes all of it in fp32.
+    """
+    wide_mask = mask if mask.dtype is torch.bool else mask.float()
+    return _weighted(_repeated_scores(q.float(), k.float(), wide_mask, scale), q, v)
 
 
 def _masked_attention_native(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
@@ -1085,7 +1102,8 @@ def _masked_attention_native(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scal
 
 def _attention_biased(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """As T5: no scale, a bias of relative positions in which padding is hidden, too, softmax in fp32."""
-    scores = torch.matmul(q, k.transpose(3, 2)) + mask
+    scores = torch.matmul(q, k.transpose(3, 2))
+    scores += mask  # in place: it looks different in a graph
     return torch.matmul(F.softmax(scores.float(), dim=-1).type_as(scores), v)
 
 
@@ -1140,6 +1158,7 @@ MASKED_ATTENTION = KernelSpec(
     flops=_masked_attention_flops,
     bytes_moved=_masked_attention_bytes,
     baselines={"eager": _masked_attention_eager, "native": _masked_attention_native},
+    yardstick=_masked_attention_rounded,
     spellings=(
         *(
             Spelling(

@@ -5,6 +5,7 @@ A contestant is a callable of the op's inputs. What is not installed, or does no
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 from collections.abc import Callable, Mapping
@@ -31,7 +32,7 @@ def contestants(op: str, inputs: Inputs, *, compiled: bool) -> dict[str, Contest
         # As a user gets it at its best without CUDA graphs, which every contestant could be put into.
         fn = torch.compile(spec.baselines["eager"], mode="max-autotune-no-cudagraphs", dynamic=False)
         found["torch.compile"] = _call(fn, inputs)
-    for maker in (_cudnn, _liger, _quack):
+    for maker in (_attention, _liger, _quack):
         found.update(maker(op, inputs))
     for backend in OURS:
         if path := starter_path(op, backend):
@@ -51,16 +52,33 @@ def _installed(name: str) -> Any:
         return None
 
 
-def _cudnn(op: str, inputs: Inputs) -> Mapping[str, Contestant]:
-    if op != "flash_attention":
+def _attention(op: str, inputs: Inputs) -> Mapping[str, Contestant]:
+    """PyTorch's ways to attend, each by itself: left to choose, it takes the first that can."""
+    if "attention" not in op:
         return {}
-    q, k, v, causal = inputs["q"], inputs["k"], inputs["v"], inputs["causal"]
+    q, k, v, mask, causal = (inputs.get(name) for name in ("q", "k", "v", "mask", "causal"))
+    grouped = q.shape[1] != k.shape[1]
 
-    def attend() -> Tensor:
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+    def attend(way: SDPBackend) -> Tensor:
+        with sdpa_kernel(way):
+            return F.scaled_dot_product_attention(q, k, v, mask, is_causal=bool(causal), enable_gqa=grouped)
 
-    return {"cudnn": attend}
+    ways = {"cudnn": SDPBackend.CUDNN_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
+    found: dict[str, Contestant] = {name: functools.partial(attend, way) for name, way in ways.items()}
+    if mask is not None:
+        found["flex"] = _flex(q, k, v, mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
+    return found
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Contestant:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def masked(score: Tensor, batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
+        at = mask[batch, head, row, column]
+        return torch.where(at, score, -math.inf) if mask.dtype is torch.bool else score + at
+
+    compiled = torch.compile(flex_attention, dynamic=False)
+    return lambda: compiled(q, k, v, score_mod=masked, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def _liger(op: str, inputs: Inputs) -> Mapping[str, Contestant]:

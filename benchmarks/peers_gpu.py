@@ -32,7 +32,7 @@ from autokernel.spec import DTYPES, Inputs, build_case, retype, upcast
 ROUNDS, BLOCK_US, MOST_CALLS = 9, 12_000.0, 60
 COPY_BYTES = 4 << 30
 LARGEST_ERROR = 2e-2
-COMPUTE_BOUND = ("matmul", "flash_attention", "fused_mlp")
+COMPUTE_BOUND = ("matmul", "flash_attention", "masked_attention", "fused_mlp")
 
 
 def cases() -> list[Case]:
@@ -55,6 +55,15 @@ def cases() -> list[Case]:
         found.append(build_case("matmul", "", a=(m, k), b=(k, n)))
     for shape in ((2, 32, 2048, 64), (2, 32, 4096, 128), (1, 32, 16384, 128)):
         found.append(build_case("flash_attention", "", scalars={"causal": True}, q=shape, k=shape, v=shape))
+    # T5's bias, padding, both a window and padding (their values are random here, and hide a fifth), and one new token.
+    for shape, kv, mask, seen in (
+        ((8, 16, 512, 64), (8, 16, 512, 64), (1, 16, 512, 512), False),
+        ((16, 16, 512, 64), (16, 16, 512, 64), (16, 1, 1, 512), True),
+        ((2, 32, 4096, 128), (2, 32, 4096, 128), (2, 1, 4096, 4096), True),
+        ((8, 32, 1, 128), (8, 8, 4096, 128), (8, 1, 1, 4096), True),
+    ):
+        case = build_case("masked_attention", "", q=shape, k=kv, v=kv, mask=mask)
+        found.append(retype(case, mask="bool") if seen else case)
     for tokens, width, hidden in ((2048, 4096, 11008), (4096, 4096, 14336)):
         up, down = (hidden, width), (width, hidden)
         found.append(build_case("fused_mlp", "", x=(tokens, width), w_gate=up, w_up=up, w_down=down))
@@ -88,7 +97,10 @@ def shape_of(case: Case) -> str:
         return f"{first.shape[0]}x{rest[0].shape[1]}x{first.shape[1]}"
     if case.op == "fused_mlp":
         return f"{first.shape[0]}x{first.shape[1]}x{rest[0].shape[0]}"
-    return "x".join(map(str, first.shape))
+    shape = "x".join(map(str, first.shape))
+    if case.op == "masked_attention":
+        return f"{shape}, {'mask' if case.tensors['mask'].dtype == 'bool' else 'bias'}"
+    return shape
 
 
 def bytes_moved(case: Case) -> int:

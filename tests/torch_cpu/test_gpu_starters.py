@@ -22,7 +22,7 @@ from autokernel.spec import build_case, retype
 from autokernel.target import KNOWN_TARGETS, assume
 
 OPS = list(specs())
-MATRIX_OPS = ("matmul", "flash_attention", "fused_mlp")
+MATRIX_OPS = ("matmul", "flash_attention", "masked_attention", "fused_mlp")
 MATRIX_INSTRUCTION = {"sm_80": "mma.sync", "sm_89": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05", "gfx942": "mfma"}
 CUDA_TARGETS = {"80": "sm_80", "89": "sm_89", "90a": "sm_90"}
 
@@ -165,6 +165,7 @@ def large_case(op):
         "layernorm": {"x": (4096, 8192), "weight": (8192,), "bias": (8192,)},
         "rmsnorm": {"x": (4096, 8192), "weight": (8192,)},
         "flash_attention": {"q": (1, 32, 2048, 128), "k": (1, 8, 2048, 128), "v": (1, 8, 2048, 128)},
+        "masked_attention": dict.fromkeys("qkv", (4, 16, 512, 64)) | {"mask": (1, 16, 512, 512)},
         "fused_mlp": {"x": (2048, 4096), "w_gate": (8192, 4096), "w_up": (8192, 4096), "w_down": (4096, 8192)},
         "cross_entropy": {"logits": (2048, 50257), "targets": (2048,)},
         "rotary_embedding": {"x": (1, 32, 2048, 128), "cos": (2048, 64), "sin": (2048, 64)},

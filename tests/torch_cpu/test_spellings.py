@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity
 from autokernel.applied import Applied
 from autokernel.biases import join_biases
 from autokernel.capture import capture
+from autokernel.loading import get_spec
 from autokernel.match import Matcher
 from autokernel.outputs import output_leaves
 from autokernel.plan import true_matches
@@ -90,6 +91,71 @@ def test_an_additive_mask_counts_as_causal_only_by_its_values():
         found, refused = true(loaded(Lambda(attend), *args, mask), "flash_attention")
         assert not found
         assert "mask" in refused[0]
+
+
+BOTH = ("flash_attention", "masked_attention")
+
+
+def found_of(item, ops=BOTH):
+    (graph,) = capture(item)
+    found, refused = true_matches(Matcher(ops=ops), graph)
+    return [match.op for match in found], refused
+
+
+def test_a_mask_that_is_more_than_causal_is_an_argument():
+    causal = torch.ones(1, 1, 12, 12, dtype=torch.bool).tril()
+    padding = (torch.arange(12) < 9).expand(1, 1, 1, 12)
+    args = (heads(), heads(), heads())
+    for mask in (padding, causal & padding, additive(causal & padding), torch.randn(1, 2, 12, 12)):
+        assert found_of(loaded(Lambda(attend), *args, mask)) == (["masked_attention"], [])
+    for mask in (causal, additive(causal)):  # what needs no mask is better off without
+        assert found_of(loaded(Lambda(attend), *args, mask)) == (["flash_attention"], [])
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("seen", [False, True])
+def test_eager_attention_with_a_mask(grouped, seen):
+    mask = (torch.arange(12) < 9).expand(1, 1, 1, 12)
+    k = heads()[:, :1] if grouped else heads()
+
+    def with_sdpa(q, k, v, mask):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
+
+    def decomposed(q, k, v, mask):
+        k, v = (x.repeat_interleave(2, 1) if grouped else x for x in (k, v))
+        return F.softmax(q @ k.transpose(-2, -1) * 0.3 + mask, dim=-1, dtype=torch.float32).to(q.dtype) @ v
+
+    assert found_of(loaded(Lambda(with_sdpa), heads(), k, k, mask if seen else additive(mask)))[0] == [
+        "masked_attention"
+    ]
+    if not seen and not grouped:
+        assert found_of(loaded(Lambda(decomposed), heads(), k, k, additive(mask)))[0] == ["masked_attention"]
+
+
+def test_the_attention_of_t5_without_a_scale():
+    def fn(q, k, v, bias):
+        scores = torch.matmul(q, k.transpose(3, 2))
+        scores += bias
+        return torch.matmul(F.softmax(scores.float(), dim=-1).type_as(scores), v)
+
+    (match,) = matches(loaded(Lambda(fn), heads(), heads(), heads(), torch.randn(1, 2, 12, 12)), BOTH)
+    assert (match.op, match.scalars["scale"]) == ("masked_attention", 1.0)
+
+
+def test_the_op_that_has_a_kernel_for_the_call_is_put_in():
+    """By its looks a causal mask may be either op's; a run's kernels tell which one it was."""
+    causal = torch.ones(1, 1, 12, 12, dtype=torch.bool).tril()
+    item = loaded(Lambda(attend), heads(), heads(), heads(), causal)
+    (graph,) = capture(item)
+    for op in BOTH:
+        (match,) = true_matches(Matcher(ops=(op,)), graph)[0]
+        spec = get_spec(op)
+        replacement = Replacement(op=op, kernel_fn=spec.oracle, cases=[match.case])
+        other = Replacement(op=next(iter({*BOTH} - {op})), kernel_fn=get_spec("softmax").oracle, cases=[])
+        with Applied(item.model, [replacement, other]) as applied, torch.no_grad():
+            got = item.model(*item.args)
+        assert applied.calls == {op: 1, other.op: 0}
+        torch.testing.assert_close(got, attend(*item.args))
 
 
 def test_attention_of_one_tensor_with_itself():
