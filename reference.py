@@ -1005,13 +1005,15 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float
 
 
 def _fill_mask(meta: TensorMeta, generator: torch.Generator, case: Case) -> Tensor:
-    """A fifth of the keys hidden, with the dtype's lowest value in a bias; query i sees key i modulo their number."""
-    rows, columns = meta.shape[-2:]
-    device = generator.device
-    own = torch.arange(columns, device=device)[None] == torch.arange(rows, device=device)[:, None] % max(columns, 1)
-    seen = own | (_uniform(meta.shape, generator, 0.0, 1.0) > 0.2)
+    """A fifth of the keys hidden, with the dtype's lowest value in a bias; each query sees a key.
+
+    Of a bool mask, queries beyond the number of keys see none.
+    """
+    rows, columns = (torch.arange(size, device=generator.device) for size in meta.shape[-2:])
+    seen = _uniform(meta.shape, generator, 0.0, 1.0) > 0.2
     if meta.dtype == "bool":
-        return seen
+        return (seen | (columns == rows[:, None])) & (rows[:, None] < max(len(columns), 1))
+    seen |= columns == rows[:, None] % max(len(columns), 1)
     return _normal(meta.shape, generator, 1.5).masked_fill(~seen, torch.finfo(DTYPES[meta.dtype]).min)
 
 
@@ -1141,6 +1143,7 @@ MASKED_ATTENTION = KernelSpec(
         _masked_case("one_query", (2, 4, 1, 64), (2, 1, 1, 65), 2, 65, seen=True),
         _masked_case("one_query_bias", (2, 4, 1, 64), (1, 4, 1, 65), 2, 65),
         _masked_case("matrix", (2, 2, 48, 32), (48, 48)),
+        _masked_case("more_queries", (1, 2, 45, 32), (1, 1, 45, 17), 2, 17, seen=True),
         _masked_case("single", (1, 1, 1, 8), (1, 1, 1, 1)),
         _masked_case("odd_head", (1, 2, 33, 33), (1, 2, 33, 33)),
         _masked_case("no_batch", (0, 2, 16, 64), (0, 1, 16, 16), seen=True),

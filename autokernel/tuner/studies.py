@@ -39,6 +39,7 @@ KIND_OF_OP: Mapping[str, Kind] = {
     "matmul": Kind.MATMUL,
     "fused_mlp": Kind.MATMUL,
     "flash_attention": Kind.MIXED,
+    "masked_attention": Kind.MIXED,
     "softmax": Kind.REDUCTION,
     "layernorm": Kind.REDUCTION,
     "rmsnorm": Kind.REDUCTION,

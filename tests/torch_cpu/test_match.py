@@ -202,6 +202,8 @@ def test_a_mask_counts_as_causal_only_by_its_values():
     assert {c.case.scalars["causal"] for c in ops["flash_attention"].cases} == {True, False}
     plan = planned_ops(loaded(Lambda(fn), heads(), heads(), heads(), window))
     assert {c.case.scalars["causal"] for op in plan.ops for c in op.cases if op.op == "flash_attention"} == {False}
+    assert sum(timed.calls for op in plan.ops for timed in op.cases if op.op == "masked_attention") == 1
+    plan = planned_ops(loaded(Lambda(fn), heads(), heads(), heads(), window), ops=["flash_attention"])
     assert any("mask" in note for note in plan.notes)
 
 
