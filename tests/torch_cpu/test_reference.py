@@ -1,4 +1,4 @@
-"""The nine ops: oracles against independent code, every case in every dtype, and inputs that expose wrong answers."""
+"""The ops: oracles against independent code, every case in every dtype, and inputs that expose wrong answers."""
 
 import dataclasses
 import functools
