@@ -107,7 +107,7 @@ def apply(
     """
     folder = run_folder(run)
     replacements = load_kernels(folder, ops)
-    return Applied(model, replacements, compiler=compiler or _measured_compiler(folder))
+    return Applied(model, replacements, compiler=compiler or measured_compiler(folder))
 
 
 def load_kernels(folder: Path, ops: Sequence[str] | None = None) -> list[Replacement]:
@@ -127,7 +127,8 @@ def load_kernels(folder: Path, ops: Sequence[str] | None = None) -> list[Replace
     return replacements
 
 
-def _measured_compiler(folder: Path) -> str:
+def measured_compiler(folder: Path) -> str:
+    """What the run in `folder` measured to be the fastest way for its kernels, "graph" if it measured none."""
     return next((meta["compiler"] for _, meta in _exported(folder) if meta.get("compiler")), "graph")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autokernel.applied import load_kernel, load_kernels
+from autokernel.applied import load_kernel, load_kernels, measured_compiler
 from autokernel.ceilings import measure_ceilings
 from autokernel.errors import AutokernelError, WorkerError
 from autokernel.integrate import Integration, integrate
@@ -110,7 +110,8 @@ def _kernels(request: Mapping[str, Any]) -> list[Replacement]:
 
 def _verify(request: Mapping[str, Any]) -> dict[str, Any]:
     loaded = _load(request)
-    return verify(loaded, load_kernels(Path(request["run"]))).to_json()
+    folder = Path(request["run"])
+    return verify(loaded, load_kernels(folder), measured_compiler(folder)).to_json()
 
 
 def _mark(meta: Path, used: bool, compiler: str) -> None:

@@ -21,7 +21,8 @@ from autokernel.sites import Replacement
 class Verification:
     """What was found; see `to_json`.
 
-    `calls` and `fallbacks` are of one forward. `problem` is what is wrong with the output when all kernels are on, and
+    `compiler` (a name in `customop.COMPILERS`) is how the model ran with the kernels; `calls` and `fallbacks` are of one
+    forward. `problem` is what is wrong with the output when all kernels are on, and
     `alone` what is wrong when only that kernel is. `worst` is the output tensor nearest to what is not accepted.
     """
 
@@ -29,6 +30,7 @@ class Verification:
     dtype: str
     truth: str
     tensors: int
+    compiler: str = "graph"
     worst: LeafError | None = None
     problem: str | None = None
     alone: dict[str, str] = field(default_factory=dict)
@@ -46,13 +48,24 @@ class Verification:
         return {**asdict(self), "agrees": self.agrees}
 
 
-def verify(loaded: LoadedModel, replacements: Sequence[Replacement]) -> Verification:
-    """Compare the model with all kernels in it; when it disagrees, with each of them alone."""
+def verify(loaded: LoadedModel, replacements: Sequence[Replacement], compiler: str = "graph") -> Verification:
+    """Compare the model with all kernels in it; when it disagrees, with each of them alone.
+
+    Args:
+        compiler: as `apply` takes it; what is compared is the second forward, as a CUDA graph is recorded in the first.
+    """
     expected = expect(loaded)
     found = Verification(
-        model=loaded.name, dtype=expected.dtype, truth=expected.truth_dtype, tensors=len(expected.eager)
+        model=loaded.name,
+        dtype=expected.dtype,
+        truth=expected.truth_dtype,
+        tensors=len(expected.eager),
+        compiler=compiler,
     )
-    with Applied(loaded.model, replacements) as applied:
+    with Applied(loaded.model, replacements, compiler=compiler) as applied:
+        _compared(loaded, expected)
+        for item in replacements:
+            item.calls = item.fallbacks = 0
         found.worst, found.problem = _compared(loaded, expected)
         found.calls, found.fallbacks = dict(applied.calls), dict(applied.fallbacks)
         try:

@@ -33,7 +33,7 @@ def verify(
 
 
 def _show(found: Mapping[str, Any]) -> None:
-    print(f"{found['run']}: {found['model']}, {found['dtype']}")
+    print(f"{found['run']}: {found['model']}, {found['dtype']}, compiler {found['compiler']}")
     for op, calls in found["calls"].items():
         fallbacks = found["fallbacks"][op]
         print(

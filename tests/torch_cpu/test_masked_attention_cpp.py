@@ -251,6 +251,16 @@ def test_nan_and_infinite_scores_stay_in_their_rows(kernel):
     assert out.isnan().sum() == 2 * out[:, :, 7].numel()
 
 
+@pytest.mark.parametrize("hidden", [-INF, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("key", [70, 149])
+def test_a_nan_among_hidden_keys_is_not_skipped(key, hidden, kernel):
+    q, k, v = qkv("fp32")
+    mask = torch.full((70, 150), hidden)
+    mask[:, 0], mask[:, key] = 0.0, NAN
+    assert kernel(q, k, v, mask).isnan().all()
+    assert kernel(q, k, v, mask[:1]).isnan().all()
+
+
 @pytest.mark.parametrize("dtype", BOTH)
 def test_large_scores_do_not_overflow(dtype, kernel):
     q, k, v = qkv(dtype)

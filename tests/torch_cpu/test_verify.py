@@ -77,6 +77,19 @@ def test_a_run_that_agrees(tmp_path, monkeypatch, capsys):
     assert found["worst"]["error"] < found["worst"]["accepted"]
 
 
+def test_the_model_runs_as_the_run_found_it_fastest(tmp_path, monkeypatch, capsys):
+    name = begun(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert exit_code("--json") == 0
+    assert json.loads(capsys.readouterr().out)["compiler"] == "graph"
+    meta = tmp_path / ".autokernel" / name / "optimized" / "rmsnorm" / "meta.json"
+    meta.write_text(json.dumps({**json.loads(meta.read_text()), "compiler": "inductor"}))
+    assert exit_code("--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["compiler"], found["agrees"]) == ("inductor", True)
+    assert (found["calls"], found["fallbacks"]) == ({"rmsnorm": 1}, {"rmsnorm": 0})
+
+
 def test_a_run_with_a_wrong_kernel_is_told_in_words(tmp_path, monkeypatch, capsys):
     name = begun(tmp_path, CPP_NORM.replace("* w[j]", ""))
     monkeypatch.chdir(tmp_path)
