@@ -92,7 +92,7 @@ __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ float widen(f16 x) { return __half2float(x); }
 __device__ __forceinline__ float widen(bf16 x) { return __bfloat162float(x); }
 
-// A score in natural units: the lowest finite value of a mask times log2(e) would be infinite.
+// Scores stay in natural units up to the exponential: the lowest value of a mask times log2(e) would be infinite.
 __device__ __forceinline__ float masked(float score, uint8_t seen) { return seen ? score : -INFINITY; }
 __device__ __forceinline__ float masked(float score, float bias) { return score + bias; }
 __device__ __forceinline__ float masked(float score, f16 bias) { return score + widen(bias); }
@@ -391,7 +391,7 @@ __device__ __forceinline__ void unpack(bf16, uint32_t word, float (&x)[2]) {
   x[1] = __uint_as_float(word & 0xffff0000);
 }
 
-// Scores -> masked scores in natural units. Product and sum are rounded once: a bias of the lowest value stays finite.
+// Scores -> scaled and masked scores.
 __device__ __forceinline__ void apply_mask(float (&s)[KEYS / 2], const uint32_t (&mask)[2][WORDS], float scale) {
 #pragma unroll
   for (int i = 0; i < KEYS / 2; i += 2) {  // the columns 2 * pair and 2 * pair + 1 of the lane's
@@ -950,16 +950,16 @@ def kernel_fn(q, k, v, mask, scale=None):
         _check((q.shape, k.shape, v.shape, mask.shape), dtypes)
         return torch.zeros(q.shape, dtype=q.dtype, device=q.device)  # a sum over no key
     try:
-        seen = mask.expand(*q.shape[:3], k.shape[2])
+        full = mask.expand(*q.shape[:3], k.shape[2])  # a view: strides of 0 where it repeats
     except (RuntimeError, IndexError):
         _check((q.shape, k.shape, v.shape, mask.shape), dtypes)
         raise
-    shapes, strides = (q.shape, k.shape, v.shape, seen.shape), (q.stride(), k.stride(), v.stride())
+    shapes, strides = (q.shape, k.shape, v.shape, full.shape), (q.stride(), k.stride(), v.stride())
     aligned = (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16 == 0
-    plan = _plan(shapes, strides, seen.stride(), dtypes, target_of(q), aligned)
+    plan = _plan(shapes, strides, full.stride(), dtypes, target_of(q), aligned)
     if plan.copied:
         return kernel_fn(*(x.clone(memory_format=torch.contiguous_format) for x in (q, k, v)), mask, scale)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     work = torch.empty(plan.work, dtype=torch.float32, device=q.device) if plan.work else None
-    plan.function(q, k, v, seen, out, work, plan.address, plan.scale if scale is None else float(scale))
+    plan.function(q, k, v, full, out, work, plan.address, plan.scale if scale is None else float(scale))
     return out

@@ -185,9 +185,9 @@ def test_repeated_kv_heads_are_part_of_attention():
     assert match.case.tensors["k"].shape == (1, 2, 12, 16)
 
 
-def planned_ops(item):
+def planned_ops(item, ops=None):
     ceilings = Ceilings(device="cpu", copy_gbps=10.0, gemm_tflops={"fp32": 0.1})
-    return make_plan(item, profile=profile_model(item, seconds=0.1), ceilings=ceilings)
+    return make_plan(item, profile=profile_model(item, seconds=0.1), ceilings=ceilings, ops=ops)
 
 
 def test_a_mask_counts_as_causal_only_by_its_values():

@@ -81,7 +81,7 @@ def typical(op, inputs, value):
         for extra in (0.0, 0.5):
             loss = (math.log(classes) + extra) * (counted if inputs["reduction"] == "sum" else 1)
             yield f"log(classes) + {extra}", torch.full_like(value, loss)
-    if op == "flash_attention":
+    if "attention" in op:
         group = inputs["q"].shape[1] // inputs["k"].shape[1]
         values = inputs["v"].repeat_interleave(group, 1).mean(2, keepdim=True)
         yield "mean of all values", values.expand_as(value)
@@ -158,6 +158,12 @@ EXCUSED = {
     ("flash_attention", "single", "causal="): "one key takes all the weight",
     ("flash_attention", "single", "copy of v"): "one key takes all the weight",
     ("flash_attention", "single", "mean of all values"): "one key takes all the weight",
+    ("masked_attention", "single", "q as"): "one key takes all the weight",
+    ("masked_attention", "single", "k as"): "one key takes all the weight",
+    ("masked_attention", "single", "mask as"): "one key takes all the weight",
+    ("masked_attention", "single", "scale="): "one key takes all the weight",
+    ("masked_attention", "single", "copy of v"): "one key takes all the weight",
+    ("masked_attention", "single", "mean of all values"): "one key takes all the weight",
     ("fused_mlp", "gelu", "activation=gelu_tanh"): "closer than fp16 and bf16 can tell; fp32 can",
     ("fused_mlp", "gelu_tanh", "activation=gelu"): "closer than fp16 and bf16 can tell; fp32 can",
     ("cross_entropy", "one_class", "logits as"): "one class is certain",
