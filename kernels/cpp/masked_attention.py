@@ -3,11 +3,11 @@
 q [batch, heads, seq_q, dim], k and v [batch, kv_heads, seq_k, dim], fp32 or bf16, any strides; query head h reads kv
 head h // (heads / kv_heads). The mask expands to [batch, heads, seq_q, seq_k] and is read where it is: bool, true where
 a key is seen, or of q's dtype and added. A query that sees no key gets zeros. Query rows lie in the vector lanes: keys
-and values are then read as single broadcast elements from where they are, and a softmax needs no sum across lanes. So
-does a mask that is the same for all rows (padding); any other is turned in registers, a block at a time. Blocks of keys
-that no row sees are skipped. All arithmetic is fp32, rounded once. A few query rows (decoding) would leave most lanes
-idle: there the head dimension lies in the lanes. A block of queries belongs to one thread, so results repeat bit for
-bit.
+and values are then read as single broadcast elements from where they are, and a softmax needs no sum across lanes. A
+mask that is the same for all rows (padding) is read so, too; any other is turned in registers, a block at a time.
+Blocks of keys that no row sees are skipped. All arithmetic is fp32, rounded once. A few query rows (decoding) would
+leave most lanes idle: there the head dimension lies in the lanes. A block of queries belongs to one thread, so results
+repeat bit for bit.
 """
 
 import functools
@@ -222,24 +222,36 @@ static void all_values(const float* p, const float* v, i64 ldv, i64 keys, i64 di
         if (vectors > 0) all_values<V - 1>(p, v, ldv, keys, dim, vectors, alpha, out);
 }
 
+// Lane i of x[0] becomes the sum of the lanes of x[i]: of two vectors each step makes one, of half sums.
+template <int W> static inline void add_halves(vf* x) {
+    vi near, far;
+    EACH for (int i = 0; i < VL; i++) near[i] = i & W ? VL + i - W : i, far[i] = i & W ? VL + i : i + W;
+    EACH for (int i = 0; i < W; i++)
+        x[i] = __builtin_shuffle(x[i], x[i + W], near) + __builtin_shuffle(x[i], x[i + W], far);
+}
+
 // Few rows: q is [row][dim]; a score is a dot product along k's row. The other lanes' scores become zero.
 template <class E>
 static void few_scores(const float* q, i64 rows, const E* k, i64 ldk, i64 dim, i64 keys, float* scores) {
-    for (i64 j = 0; j < keys; j++) {
-        *(vf*)(scores + j * BQ) = vf{};
+    for (i64 j = 0; j < keys; j += VL) {
+        vf turned[VL] = {};
         for (i64 r = 0; r < rows; r++) {
-            vf sum = {};
-            i64 d = 0;
-            for (; d + VL <= dim; d += VL) sum += load(q + r * dim + d) * load(k + j * ldk + d);
-            for (int width = VL / 2; width > 0; width /= 2) {
-                vi from;
-                for (int i = 0; i < VL; i++) from[i] = (i + width) % VL;
-                sum += __builtin_shuffle(sum, from);
+            vf part[VL];
+            EACH for (int i = 0; i < VL; i++) {
+                const E* key = k + least(j + i, keys - 1) * ldk;
+                vf sum = {};
+                i64 d = 0;
+                for (; d + VL <= dim; d += VL) sum += load(q + r * dim + d) * load(key + d);
+                for (; d < dim; d++) sum[0] += q[r * dim + d] * widen(key[d]);
+                part[i] = sum;
             }
-            float score = sum[0];
-            for (; d < dim; d++) score += q[r * dim + d] * widen(k[j * ldk + d]);
-            scores[j * BQ + r] = score;
+            if constexpr (VL == 16) add_halves<8>(part);
+            add_halves<4>(part), add_halves<2>(part), add_halves<1>(part);
+            turned[r] = part[0];
         }
+        transpose(turned);
+        EACH for (int i = 0; i < VL; i++)
+            if (j + i < keys) *(vf*)(scores + (j + i) * BQ) = turned[i];
     }
 }
 // out [row][dim] = out * alpha[row] + sum over keys of p[key][row] * v[key].
@@ -497,8 +509,8 @@ template <class M> static void fetch_mask(const M* mask, const i64* row, i64 row
         for (i64 at = 0; at < keys * step; at += stride) __builtin_prefetch(mask + row[r] + at, 0, 2);
 }
 
-// Whether any lane gets anything from a block of keys, the first `rows` of which differ. Where the mask has at most the lowest value, keys are lost
-// beside any that a row saw before; a row without one may still be all lowest.
+// Whether any lane gets anything from a block of keys; the mask's first `rows` rows differ. Where it has at most the
+// lowest value, keys are lost beside any that a lane saw before; a lane without one may be all lowest to the end.
 template <class M>
 static bool matters(const M* mask, const i64* row, i64 rows, i64 step, i64 keys, const float* top, i64 lanes) {
     int level = HIDDEN;
@@ -599,16 +611,20 @@ static thread_local Workspace workspace;
 template <class S, class M> static int run(const Attention<S, M>& a) {
     const int threads = omp_get_max_threads();
     const i64 each = Scratch::floats(a.dim, a.dim_v), fold = a.folded(), rows = fold * a.seq_q;
-    const i64 blocks = ceil_div(rows, BQ), head_groups = a.heads / fold, tasks = a.batch * head_groups * blocks;
+    const i64 blocks = ceil_div(rows, BQ), head_groups = a.heads / fold, groups = a.batch * head_groups;
+    // One head after the other, so that its keys and values stay in the cache; but where the heads of a mask share its
+    // cache lines, one block of queries after the other.
+    const bool side_by_side = a.mh > 0 && a.mh * sizeof(M) < 64 && !a.one_mask();
     float* memory = workspace.get(each * threads);
     if (memory == nullptr) return 1;
 #pragma omp parallel num_threads(threads)
     {
         const Scratch w(memory + each * omp_get_thread_num(), a.dim, a.dim_v);
 #pragma omp for schedule(SCHEDULE)
-        for (i64 task = 0; task < tasks; task++) {
-            const i64 block = task / (a.batch * head_groups), rest = task % (a.batch * head_groups), r0 = block * BQ;
-            attend(a, rest / head_groups, rest % head_groups * fold, r0, least(BQ, rows - r0), w);
+        for (i64 task = 0; task < blocks * groups; task++) {
+            const i64 block = side_by_side ? task / groups : task % blocks;
+            const i64 group = side_by_side ? task % groups : task / blocks, r0 = block * BQ;
+            attend(a, group / head_groups, group % head_groups * fold, r0, least(BQ, rows - r0), w);
         }
     }
     return 0;

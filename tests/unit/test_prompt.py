@@ -13,7 +13,7 @@ from autokernel import playbook
 from autokernel.agents.llm import PROMPT_TOKENS
 from autokernel.errors import ConfigError
 from autokernel.experience import fenced, one_line
-from autokernel.loading import toplevel
+from autokernel.loading import specs, toplevel
 from autokernel.prompt import (
     OtherIdea,
     PromptContext,
