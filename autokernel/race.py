@@ -17,6 +17,7 @@ from autokernel.capture import compile_call
 from autokernel.customop import way_of
 from autokernel.integrate import Integration
 from autokernel.interleave import MOST_BLOCKS, Run, interleave
+from autokernel.loading import get_spec
 from autokernel.model import LoadedModel
 from autokernel.outputs import disagreement, expect, output_leaves
 from autokernel.profiler import model_device
@@ -157,6 +158,13 @@ def _take(loaded: LoadedModel, best: _Variant, timed: Timed, result: Integration
     result.eager_us, result.optimized_us = timed.median_us("eager"), timed.median_us(result.compiler)
 
 
+def _intensity(item: Replacement) -> float:
+    """FLOPs of a byte moved, over the kernel's calls. The less, the more does Inductor gain from having it in sight: it
+    fuses such an op with its neighbours, and time may not suffice to try without each kernel."""
+    spec = get_spec(item.op)
+    return sum(map(spec.flops, item.cases)) / max(1, sum(map(spec.bytes_moved, item.cases)))
+
+
 def _inductor(
     loaded: LoadedModel, kernels: Sequence[Replacement], end: float, result: Integration, compiler: str
 ) -> _Variant | None:
@@ -176,7 +184,7 @@ def _inductor(
         return None
     if best.replacer.record and (reasons := best.replacer.unrecorded):
         result.notes.append(f"torch.compile with the kernels is not recorded as a CUDA graph: {reasons[0]}")
-    for item in kernels:
+    for item in sorted(kernels, key=_intensity):
         left_s = end - time.perf_counter()
         if len(best.kernels) < 2 or left_s < ROOM * best.seconds:
             break

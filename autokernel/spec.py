@@ -94,8 +94,8 @@ class KernelSpec:
     that are no power of two, size one and empty. `adversarial` maps a name to a transformation of `stress_case`'s
     inputs. `flops` and `bytes_moved` count the useful work of a case. `allowed_aten` lists calls a candidate may make
     beyond allocation and views. `baselines` are PyTorch's own best ways to compute the op, with the oracle's signature.
-    `yardstick` is the way whose error in the tested dtype tells what a right kernel may make, where that is not PyTorch's
-    own op: one that takes fp32 inside for some sizes is no measure for the others' rounding.
+    `yardstick` is the way whose error in the tested dtype tells what a right kernel may make, where PyTorch's own op is
+    none: as it takes fp32 inside for some sizes, say.
     `source` is the text of a captured subgraph's file, for processes that cannot read it where it lies.
     """
 

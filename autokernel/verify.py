@@ -21,9 +21,9 @@ from autokernel.sites import Replacement
 class Verification:
     """What was found; see `to_json`.
 
-    `compiler` (a name in `customop.COMPILERS`) is how the model ran with the kernels; `calls` and `fallbacks` are of one
-    forward. `problem` is what is wrong with the output when all kernels are on, and
-    `alone` what is wrong when only that kernel is. `worst` is the output tensor nearest to what is not accepted.
+    `compiler` (a name in `customop.COMPILERS`) is how the model ran with the kernels; `calls` and `fallbacks` are of
+    one forward. `problem` is what is wrong with the output when all kernels are on, and `alone` what is wrong when only
+    that kernel is. `worst` is the output tensor nearest to what is not accepted.
     """
 
     model: str

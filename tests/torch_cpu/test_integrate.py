@@ -19,7 +19,7 @@ from autokernel.loading import get_spec, starter_path
 from autokernel.model_worker import call_worker
 from autokernel.modelanswers import _against_max_autotune
 from autokernel.outputs import Expected, disagreement, output_leaves
-from autokernel.race import race
+from autokernel.race import _inductor, race
 from autokernel.records import Interval
 from autokernel.sites import Replacement
 
@@ -158,6 +158,32 @@ def test_both_ways_and_torch_compile_are_measured_and_one_is_taken():
     for interval in (found.speedup, found.compile_speedup, found.speedup_over_compile):
         assert 0 < interval.low <= interval.high
     assert Integration.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_inductor_is_first_tried_without_what_it_would_fuse():
+    """Both kernels are hopeless, and one has to stay."""
+
+    class Both(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.linear = Norm(), torch.nn.Linear(HIDDEN, HIDDEN, bias=False)
+
+        def forward(self, x):
+            return self.norm(self.linear(x))
+
+    item = loaded(Both(), torch.randn(512, HIDDEN))
+
+    def slow(op):
+        def kernel_fn(*args):
+            time.sleep(0.005)
+            return get_spec(op).oracle(*args)
+
+        return replacement(item, op, kernel_fn)
+
+    result = Integration()
+    best = _inductor(item, [slow("matmul"), slow("rmsnorm")], time.perf_counter() + 120, result, "inductor")
+    assert list(result.left_out) == ["rmsnorm"]
+    assert [kernel.op for kernel in best.kernels] == ["matmul"]
 
 
 def test_the_mode_that_takes_longest_to_compile_is_measured_apart(profiled, model_file, tmp_path, monkeypatch):
