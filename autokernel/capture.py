@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import operator
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
 
 from autokernel.attention import whole_attention
 from autokernel.biases import split_biases
@@ -212,13 +214,36 @@ def _empty_like(value: Tensor) -> Tensor:
 
 
 def drop_aliases(gm: GraphModule) -> None:
-    """Erase `alias` and `detach` between operations: in a functional graph without gradients they mean nothing."""
+    """Erase `alias`, `detach` and needless copies between operations: without gradients they mean nothing.
+
+    A dropout that is switched off is a copy in a graph, and nothing in the model as it runs.
+    """
     for node in list(gm.graph.nodes):
-        same = node.target in (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
+        same = node.target in (torch.ops.aten.alias.default, torch.ops.aten.detach.default) or _is_needless_copy(node)
         if same and not any(user.op == "output" for user in node.users):
             node.replace_all_uses_with(node.args[0])
             gm.graph.erase_node(node)
     gm.recompile()
+
+
+def _is_needless_copy(node: Node) -> bool:
+    """Whether nobody else reads what is copied, an operation's own result, and the copy is laid out like it."""
+    if node.target is not torch.ops.aten.clone.default:
+        return False
+    source = node.args[0]
+    assert isinstance(source, Node)
+    if source.meta["val"].stride() != node.meta["val"].stride():
+        return False
+    while source.op == "call_function" and _shares_memory(source) and len(source.users) == 1:
+        source = source.all_input_nodes[0]
+    return source.op == "call_function" and not _shares_memory(source) and len(source.users) == 1
+
+
+def _shares_memory(node: Node) -> bool:
+    """Whether the node's result may lie in the memory of what it is computed from."""
+    if node.target is operator.getitem:
+        return _shares_memory(node.all_input_nodes[0])
+    return not isinstance(node.target, OpOverload) or any(result.alias_info for result in node.target._schema.returns)
 
 
 def boxed(run: Callable[..., Any]) -> Callable[[list[Any]], Any]:

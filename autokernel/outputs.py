@@ -131,9 +131,12 @@ def _truth(loaded: LoadedModel, eager: tuple[Tensor, ...], narrowest: torch.dtyp
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:  # a model that fixes its own dtypes
             reasons.append(f"{name} ({first_line(error)[:200]})")
             continue
-        if [leaf.shape for leaf in truth] == [leaf.shape for leaf in eager]:
+        if [leaf.shape for leaf in truth] != [leaf.shape for leaf in eager]:
+            reasons.append(f"{name} (it returns other shapes)")
+        elif not all(bool((wide.isfinite() | ~own.isfinite()).all()) for wide, own in zip(truth, eager, strict=True)):
+            reasons.append(f"{name} (NaN or infinity where it has none)")  # fp64's lowest number is -inf in fp32, say
+        else:
             return truth, name
-        reasons.append(f"{name} (it returns other shapes)")
     if reasons:
         _log.warning("%s does not run in %s: compared with its own eager output", loaded.name, ", ".join(reasons))
     return eager, "eager"

@@ -20,6 +20,7 @@ from autokernel.records import Scalar
 
 _aten = torch.ops.aten
 _RESHAPES = frozenset({_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default})
+_COPY = _aten.clone.default
 _COMMUTATIVE = frozenset({_aten.add.Tensor, _aten.mul.Tensor})
 VIEWS = _RESHAPES | {
     _aten.t.default,
@@ -85,7 +86,7 @@ def value_of(node: Node) -> Any:
 
 
 def loose(pattern: Pattern, node: Node) -> Binding | None:
-    """Where `pattern` ends in `node`, whatever the literals are."""
+    """Where `pattern` ends in `node`, whatever the literals are, and whatever is copied on the way."""
     return next(_solve(((pattern.output, node, None, ""),), Binding(), pattern, False), None)
 
 
@@ -130,7 +131,13 @@ def _solve_node(
         if binding.nodes[ours] is theirs:
             yield from _solve(others, binding, pattern, exact)
         return
-    if theirs.op != "call_function" or kind_of(ours) != kind_of(theirs) or (exact and not _same_result(ours, theirs)):
+    if theirs.op != "call_function":
+        return
+    if not exact and (ours.target is _COPY) != (theirs.target is _COPY):  # which strides need one is settled exactly
+        past = (ours.args[0], theirs) if ours.target is _COPY else (ours, theirs.args[0])
+        yield from _solve(((*past, None, ""), *others), binding, pattern, exact)
+        return
+    if kind_of(ours) != kind_of(theirs) or (exact and not _same_result(ours, theirs)):
         return
     bound = replace(binding, nodes={**binding.nodes, ours: theirs})
     for arguments in _arrangements(ours, theirs):

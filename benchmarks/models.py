@@ -14,7 +14,8 @@ For each model, in child processes of the package's own, as `autokernel run` doe
 - with kernels: eager's latency over that with the starters that help, interleaved; `--compile` adds that of
   torch.compile over the same eager model, and the quotient, whose interval is the widest that the two allow.
 
-A model that fails is a row with the reason. What is done so far is written after each: models.json and models.md.
+A model that fails is a row with the reason. What is done so far is written after each step of each: models.json and
+models.md.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,9 +65,12 @@ class Row:
     seconds: float = 0.0
 
 
-def measure(name: str, args: argparse.Namespace, folder: Path) -> Row:
-    """The row of one model, whatever happens; native kernels are built in `folder` once for all models."""
-    row, started = Row(model=name), time.perf_counter()
+def measure(row: Row, args: argparse.Namespace, folder: Path, write: Callable[[], None]) -> None:
+    """Fill in the row of a model, whatever happens, and have it written after each step.
+
+    Native kernels are built in `folder` once for all models.
+    """
+    name, started = row.model, time.perf_counter()
     asked = {
         "model": f"{ZOO}:{name}_gpu" if args.sizes == "gpu" else f"{ZOO}:{name}",
         "device": device_of(args.backend),
@@ -74,14 +78,17 @@ def measure(name: str, args: argparse.Namespace, folder: Path) -> Row:
         "dtype": args.dtype,
     }
     try:
-        _walk(row, asked, folder, args)
+        for _ in _walk(row, asked, folder, args):
+            row.seconds = time.perf_counter() - started
+            write()
     except AutokernelError as error:
-        row.failed = str(error)
-    row.seconds = time.perf_counter() - started
-    return row
+        row.failed, row.seconds = str(error), time.perf_counter() - started
+        write()
 
 
-def _walk(row: Row, asked: dict[str, Any], folder: Path, args: argparse.Namespace) -> None:
+def _walk(row: Row, asked: dict[str, Any], folder: Path, args: argparse.Namespace) -> Iterator[None]:
+    """Yields after each step."""
+
     def ask(request: str, deadline_s: float, **more: Any) -> dict[str, Any]:
         return call_worker({**asked, **more, "request": request}, deadline_s=deadline_s, workdir=folder)
 
@@ -91,11 +98,14 @@ def _walk(row: Row, asked: dict[str, Any], folder: Path, args: argparse.Namespac
     row.share = sum(op["share"] for op in plan["ops"])
     row.wall_us, row.graphs, row.notes = plan["wall_us"], plan["graphs"], found["notes"]
     row.operators_us = found["profile"]["profiled_us"]
+    yield
     kernels = _export(plan, args.backend, folder)
     row.verified = ask("verify", DEADLINE_S, run=str(folder))
+    yield
     if args.seconds:
         more = {"kernels": kernels, "budget_s": args.seconds, "compile_baseline": args.compile}
         row.integrated = ask("integrate", args.seconds + SLACK_S, **more)
+        yield
 
 
 def _export(plan: dict[str, Any], backend: str, folder: Path) -> list[dict[str, Any]]:
@@ -227,9 +237,9 @@ def main() -> None:
         args.backend = choose_backend(args.backend)
         with tempfile.TemporaryDirectory(prefix="autokernel-models-") as folder:
             for name in args.models:
-                rows.append(measure(name, args, Path(folder)))
+                rows.append(Row(model=name))
+                measure(rows[-1], args, Path(folder), lambda: _write(rows, args))
                 print(markdown(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
-                _write(rows, args)
     except AutokernelError as error:
         print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)
         sys.exit(error.exit_code)

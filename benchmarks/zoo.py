@@ -56,8 +56,8 @@ def _gpt2(*, gpu: bool) -> Built:
     return transformers.GPT2LMHeadModel(config), {"input_ids": ids, "labels": ids}
 
 
-def _bert(*, gpu: bool) -> Built:
-    """Hidden states of a batch whose sequences have different lengths, which the mask says."""
+def _bert(*, gpu: bool, padded: bool = False) -> Built:
+    """Hidden states of a batch; `padded` gives its sequences different lengths, which a mask says."""
     import transformers
 
     sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 8}
@@ -65,7 +65,12 @@ def _bert(*, gpu: bool) -> Built:
         sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
     vocabulary = 30522 if gpu else VOCABULARY
     model = transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=vocabulary))
-    return model, {"input_ids": _tokens(16, 512, vocabulary) if gpu else _tokens(2, 128)}
+    inputs = {"input_ids": _tokens(16, 512, vocabulary) if gpu else _tokens(2, 128)}
+    if padded:
+        batch, longest = inputs["input_ids"].shape
+        lengths = torch.linspace(longest, longest // 2, batch).round()
+        inputs["attention_mask"] = (torch.arange(longest) < lengths[:, None]).long()
+    return model, inputs
 
 
 def _t5(*, gpu: bool) -> Built:
@@ -153,6 +158,7 @@ FACTORIES: dict[str, Callable[..., Built]] = {
     "gpt2": _gpt2,
     "gpt_neox": partial(_decoder, "GPTNeoX"),
     "bert": _bert,
+    "bert_padded": partial(_bert, padded=True),
     "t5": _t5,
     "vit": _vit,
     "whisper": _whisper,

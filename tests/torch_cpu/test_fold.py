@@ -1,6 +1,8 @@
-"""Constants of a captured graph are computed once, and nothing else is."""
+"""Constants of a captured graph are computed once, needless copies not at all, and the rest as ever."""
 
+import pytest
 import torch
+import torch.nn.functional as F
 from models import loaded
 
 from autokernel.capture import capture
@@ -87,3 +89,45 @@ def test_equal_results_with_memory_of_their_own_stay_apart():
     assert removed == 0
     outputs[0].zero_()
     assert torch.equal(outputs[1], want[1])
+
+
+def copies(fn, x):
+    """How many copies are left in the captured graph, which computes what the model does, in memory of its own."""
+    (graph,) = capture(loaded(Lambda(fn), x))
+    want, got = fn(x), graph.gm(*graph.inputs)
+    want = want if isinstance(want, tuple) else (want,)
+    before = x.clone()
+    for result, right in zip(got, want, strict=True):
+        torch.testing.assert_close(result, right)
+    for result in got:
+        result.add_(1)
+    assert torch.equal(x, before)
+    for other, right in zip(got, want, strict=True):
+        torch.testing.assert_close(other, right + 1)
+    return targets(graph.gm).count("aten.clone.default")
+
+
+def test_a_dropout_that_is_switched_off_costs_nothing():
+    assert copies(lambda x: F.dropout(torch.relu(x), 0.1, training=False) * 2, torch.randn(4, 6)) == 0
+    assert (
+        copies(lambda x: F.dropout(torch.relu(x).view(2, 12), 0.1, training=False).view(4, 6), torch.randn(4, 6)) == 0
+    )
+    assert (
+        copies(lambda x: torch.relu(x).clone().T.clone(memory_format=torch.contiguous_format), torch.randn(4, 6)) == 1
+    )
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.clone(),
+        lambda x: x.view(2, 12).clone().view(4, 6),
+        lambda x: torch.relu(x).T.clone(memory_format=torch.contiguous_format) * 2,
+        lambda x: (torch.relu(x), torch.relu(x).clone()),
+        lambda x: (lambda y: (y.view(2, 12), y.clone().view(3, 8)))(torch.relu(x)),
+        lambda x: (lambda parts: (parts[0].clone().view(6, 2), parts[1].view(2, 6)))(torch.relu(x).split(2)),
+    ],
+    ids=["of an input", "of a view of one", "for its layout", "returned", "of what is returned", "of a part"],
+)
+def test_other_copies_stay(fn):
+    assert copies(fn, torch.randn(4, 6)) == 1

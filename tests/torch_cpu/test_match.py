@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,11 +12,14 @@ from torch import nn
 
 from autokernel.capture import capture, trace
 from autokernel.errors import ConfigError
+from autokernel.loading import get_spec
 from autokernel.match import Matcher
-from autokernel.plan import Plan, make_plan
+from autokernel.plan import Plan, make_plan, true_matches
 from autokernel.profiler import profile_model
 from autokernel.records import Case
 from autokernel.roofline import Ceilings
+from autokernel.sites import Replacement
+from autokernel.verify import verify
 
 
 class Lambda(nn.Module):
@@ -91,6 +95,27 @@ def test_transformers_models(kind, expected):
     # Some versions of transformers make their rotary angles by a matrix product, which is found too.
     assert found.pop("matmul") - expected["matmul"] in (0, 1)
     assert found == {op: count for op, count in expected.items() if op != "matmul"}
+
+
+@pytest.mark.parametrize(("kind", "implementation"), [("Llama", "sdpa"), ("Llama", "eager"), ("GPT2", "sdpa")])
+def test_padding_is_the_mask_of_masked_attention(kind, implementation):
+    """On the left, where the first queries of a padded sequence see nothing but padding."""
+    model = small(kind)
+    model.set_attn_implementation(implementation)
+    ids = torch.randint(1, VOCABULARY, (2, 24))
+    mask = torch.ones_like(ids)
+    mask[0, :7] = 0
+    item = replace(loaded(model), kwargs={"input_ids": ids, "attention_mask": mask})
+    (graph,) = capture(item)
+    found, refused = true_matches(Matcher(), graph)
+    attention = [match for match in found if "attention" in match.op]
+    assert [match.op for match in attention] == ["masked_attention"] * 2
+    assert refused == []
+    cases = [match.case for match in attention]
+    kernel = Replacement(op="masked_attention", kernel_fn=get_spec("masked_attention").oracle, cases=cases)
+    result = verify(item, [kernel])
+    assert result.agrees, (result.problem, result.idle)
+    assert (result.calls, result.fallbacks) == ({"masked_attention": 2}, {"masked_attention": 0})
 
 
 def test_norm_that_scales_by_something_computed_is_no_rmsnorm():
