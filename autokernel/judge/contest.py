@@ -23,7 +23,7 @@ from autokernel.judge.devicememory import release_unused
 from autokernel.judge.floor import physical_floor_us
 from autokernel.judge.rejected import Rejected
 from autokernel.judge.trial import output_elements, truth_of
-from autokernel.judge.walltime import BulkTimes, bulk_times
+from autokernel.judge.walltime import BulkTimes, ColdCopy, bulk_times
 from autokernel.judge.worker import CALL_DEADLINE_S, TimedBlock, Worker
 from autokernel.records import Interval, TimedCase, Verdict
 from autokernel.spec import Inputs, KernelSpec
@@ -185,19 +185,21 @@ class Contest:
         """How many times longer than claimed a call takes by our clock; 1 when that is as it should be.
 
         Where threads wait for cores any of the numbers may be many times too large, those of an honest child as well;
-        and inputs that are in no cache cost the same time whichever kernel reads them, much of a fast one's. So both
-        children are measured in turns, and what counts is what one hides more than its neighbour each time.
+        and inputs that are in no cache cost time, much of a fast kernel's, and nothing where a slow one computes
+        meanwhile. So both children and a copy of our own are measured in turns, and what counts is what one hides more
+        than its neighbour and than that costs the copy, each time.
         """
         wall_us, usual_us = self._wall_and_claim(name, index)
         if wall_us <= CPU_EXCESS * min(usual_us, self._median_us(name, index)):
             return 1.0
         hidden, theirs, claims = list[float](), list[float](), list[float]()
+        copy = ColdCopy(self._spec.bytes_moved(self._timed[index].case), usual_us)
         for pairs in range(1, WALL_PAIRS + 1):
             wall_us, usual_us = self._wall_and_claim(name, index)
             their_wall_us, their_usual_us = self._wall_and_claim(beside, index)
             claims.append(usual_us)
             hidden.append(wall_us - usual_us)
-            theirs.append(max(0.0, their_wall_us - their_usual_us))
+            theirs.append(max(copy.extra_us(), their_wall_us - their_usual_us))
             more_us = statistics.median(hidden) - statistics.median(theirs)
             if pairs >= ENOUGH_PAIRS and more_us <= 0:
                 return 1.0  # to count a difference would only ever be to the candidate's disadvantage

@@ -153,7 +153,7 @@ def unclaimed_us(contests: Sequence[Contest]) -> float:
         return 0.0
     more_us = [us for contest in contests for us in contest.unclaimed_us(CANDIDATE, INCUMBENT)]
     more, claimed_us = median_interval(more_us), statistics.median(each.latency_us(CANDIDATE) for each in contests)
-    _require_little(more.low, claimed_us)
+    _require_little(more.low, claimed_us, "timed")
     return more.estimate if more.low > 0 else 0.0
 
 
@@ -164,16 +164,16 @@ def _hidden_us(contests: Sequence[Contest], number: int) -> float:
     if hidden_us <= 0 or not contests[number].on_cpu or len(contests) == 1:
         return hidden_us
     hidden_us = min(hidden_us, contests[number - 1].hidden_us(CANDIDATE, INCUMBENT))
-    _require_little(hidden_us, contests[number].latency_us(CANDIDATE))
+    _require_little(hidden_us, contests[number].latency_us(CANDIDATE), "many in one go")
     return hidden_us
 
 
-def _require_little(hidden_us: float, claimed_us: float) -> None:
+def _require_little(hidden_us: float, claimed_us: float, when: str) -> None:
     """Raises: Rejected when a good part of the time is hidden."""
     if hidden_us > LYING * claimed_us:
         raise Rejected(
             Verdict.TAMPER,
-            f"claims {claimed_us:.1f} us for a forward's calls, which take {hidden_us:.1f} us more by our clock",
+            f"claims {claimed_us:.1f} us for a forward's calls, which {when} take {hidden_us:.1f} us more by our clock",
         )
 
 

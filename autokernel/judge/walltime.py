@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import logging
 import random
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import torch
 
 from autokernel.judge.rejected import Rejected
 from autokernel.judge.worker import Worker
@@ -30,6 +34,36 @@ class BulkTimes:
     call_us: float
     graph_us: float | None
     steps: tuple[int, ...]
+
+
+class ColdCopy:
+    """What it costs our own process that inputs are in no cache: a little, or much where others use the memory.
+
+    A kernel that computes for long hides that cost behind its work, and one that is bound by memory cannot.
+    """
+
+    def __init__(self, call_bytes: int, claimed_us: float) -> None:
+        """As many copies, of as many bytes read and written, as a kernel with such calls makes in one go."""
+        half = max(1, call_bytes // 2)
+        count = _count("cpu", call_bytes, claimed_us)
+        self._pairs = [
+            (torch.ones(half, dtype=torch.uint8), torch.zeros(half, dtype=torch.uint8)) for _ in range(count)
+        ]
+
+    def extra_us(self) -> float:
+        """Us that one of these copies takes more, each after the last one, than when it is repeated at once."""
+        for pair in self._pairs:
+            for tensor in pair:
+                tensor.add_(1)
+        together_us = _us(lambda: [target.copy_(source) for source, target in self._pairs])
+        source, target = self._pairs[-1]
+        return max(0.0, together_us / len(self._pairs) - min(_us(lambda: target.copy_(source)) for _ in range(REPEATS)))
+
+
+def _us(work: Callable[[], object]) -> float:
+    start = time.perf_counter_ns()
+    work()
+    return (time.perf_counter_ns() - start) / 1e3
 
 
 def bulk_times(worker: Worker, key: str, *, call_bytes: int, claimed_us: float, rng: random.Random) -> BulkTimes:

@@ -80,7 +80,7 @@ def project(tmp_path_factory):
     folder = tmp_path_factory.mktemp("project")
     (folder / "starters").mkdir()
     (folder / "starters" / "rmsnorm.py").write_text(STARTER)
-    (folder / "norms.py").write_text((HERE / "models" / "norms.py").read_text().replace("4, 512, 1024", "2, 128, 1024"))
+    (folder / "norms.py").write_text((HERE / "models" / "norms.py").read_text().replace("2, 256, 1024", "2, 128, 1024"))
     for name, text in {"better.py": HONEST, "zeros.py": ZEROS, "fresh.py": SLOW}.items():
         (folder / name).write_text(text)
     return folder, step(folder, "next", "norms.py", "--op", "rmsnorm", *FLAGS)

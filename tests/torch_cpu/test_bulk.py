@@ -1,12 +1,14 @@
 """Inputs for timed calls: changed in place, copied and moved, and what a bulk keeps of its calls."""
 
 import random
+import statistics
 
 import pytest
 import torch
 
 from autokernel.judge import refresh
 from autokernel.judge.bulk import Bulk
+from autokernel.judge.walltime import ColdCopy
 
 
 def strided():
@@ -61,3 +63,12 @@ def test_a_bulk_reuses_its_memory_and_survives_a_failed_capture():
     assert all(torch.equal(output, before) for output, before in zip(bulk.outputs, kept, strict=True))
     bulk.run(lambda value, factor: addresses.append(value.data_ptr()) or value * factor)
     assert addresses[:2] == addresses[2:]
+
+
+def test_a_copy_costs_more_out_of_the_memory_than_out_of_a_cache():
+    """What fits into the first cache together costs next to nothing to find there."""
+    small = ColdCopy(4 << 10, 4000.0)
+    large = ColdCopy(16 << 20, 4000.0)
+    cheap, dear = (statistics.median(copy.extra_us() for _ in range(7)) for copy in (small, large))
+    assert 0 <= cheap < 20
+    assert dear > 40
