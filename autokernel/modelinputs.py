@@ -70,7 +70,14 @@ def place_inputs(
 
 def is_cache(value: Any) -> bool:
     """Whether this is a cache of keys and values as transformers has them, which a forward changes in place."""
-    return isinstance(getattr(value, "layers", None), list) and callable(getattr(value, "update", None))
+    if not callable(getattr(value, "update", None)):
+        return False
+    return isinstance(getattr(value, "layers", None), list) or bool(cache_parts(value))
+
+
+def cache_parts(cache: Any) -> dict[str, Any]:
+    """The caches that one consists of, by name: an encoder-decoder's for its own tokens and for the encoder's."""
+    return {name: part for name, part in getattr(cache, "__dict__", {}).items() if is_cache(part)}
 
 
 def named_leaves(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

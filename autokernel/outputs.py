@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from autokernel.errors import ConfigError
 from autokernel.model import LoadedModel
-from autokernel.modelinputs import is_cache
+from autokernel.modelinputs import cache_parts, is_cache
 from autokernel.spec import DEFAULT_TOLERANCES, DTYPE_NAMES, DTYPES
 from autokernel.usercode import first_line
 
@@ -90,12 +90,18 @@ def named_tensors(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:
         for i, value in enumerate(tree):
             yield from named_tensors(value, f"{name}[{i}]")
     elif is_cache(tree):
-        for i, layer in enumerate(tree.layers):
-            states = {key: value for key, value in vars(layer).items() if isinstance(value, Tensor)}
-            yield from ((f"{name}.layers[{i}].{key}", value) for key, value in states.items())
+        yield from _of_cache(tree, name)
     else:
         leaves = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
         yield from ((f"{name} leaf {i}", leaf) for i, leaf in enumerate(leaves))
+
+
+def _of_cache(cache: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    for key, part in cache_parts(cache).items():
+        yield from _of_cache(part, f"{name}.{key}")
+    for i, layer in enumerate(getattr(cache, "layers", [])):
+        states = {key: value for key, value in vars(layer).items() if isinstance(value, Tensor)}
+        yield from ((f"{name}.layers[{i}].{key}", value) for key, value in states.items())
 
 
 def expect(loaded: LoadedModel) -> Expected:

@@ -140,3 +140,33 @@ def test_nested_inputs_and_outputs_keep_their_types(run):
     assert got["scale"] == 2.0
     assert type(got["out"]) is type(want["out"])
     torch.testing.assert_close(got["out"].last_hidden_state, want["out"].last_hidden_state)
+
+
+def translator():
+    """An encoder and a decoder whose output has the caches of both."""
+    torch.manual_seed(0)
+    sizes = {"d_model": 32, "d_ff": 64, "d_kv": 8, "num_layers": 1, "num_heads": 4, "vocab_size": VOCABULARY}
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()
+    inputs = {"input_ids": prompt(), "decoder_input_ids": prompt()[:, :5], "use_cache": True}
+    return LoadedModel(model=model, args=(), kwargs=inputs, name="t5")
+
+
+def test_both_caches_of_an_encoder_and_a_decoder_are_compared():
+    item = translator()
+    expected = expect(item)
+    cached = [name.split(".", 2)[2] for name in expected.names if "cache" in name]  # transformers renamed the field
+    assert cached == [
+        f"{part}_attention_cache.layers[0].{states}" for part in ("self", "cross") for states in ("keys", "values")
+    ]
+    assert disagreement(output_leaves(item.model, item), expected) is None
+    for index, name in enumerate(expected.names):
+        if name.endswith("cross_attention_cache.layers[0].values"):
+            changed = list(output_leaves(item.model, item))
+            changed[index] = changed[index] * 1.5
+            assert f"output tensor {index}" in disagreement(changed, expected)
+
+
+def test_such_a_cache_is_no_input_either():
+    cache = transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
+    with pytest.raises(ConfigError, match="EncoderDecoderCache, which each forward would fill further"):
+        place_inputs((), {"past_key_values": cache}, torch.device("cpu"), None)
