@@ -16,7 +16,7 @@ from autokernel.fold import constant_nodes, erase_unused
 from autokernel.nodes import ancestors, node_value
 
 _attention = torch.ops.aten.scaled_dot_product_attention.default
-_MASK, _CAUSAL = 3, 5  # among its arguments
+_MASK = 3  # among its arguments
 
 
 def drop_plain_masks(gm: GraphModule) -> int:

@@ -43,9 +43,13 @@ class ColdCopy:
     """
 
     def __init__(self, call_bytes: int, claimed_us: float) -> None:
-        """As many copies, of as many bytes read and written, as a kernel with such calls makes in one go."""
-        half = max(1, call_bytes // 2)
-        count = _count("cpu", call_bytes, claimed_us)
+        """As many copies, of as many bytes read and written, as a kernel with such calls makes in one go.
+
+        Of fewer bytes where they would take too much memory: the cost is scaled then.
+        """
+        half = max(1, min(call_bytes, MOST_BYTES["cpu"] // 2) // 2)
+        count = _count("cpu", 2 * half, claimed_us)
+        self._share = call_bytes / (2 * half)
         self._pairs = [
             (torch.ones(half, dtype=torch.uint8), torch.zeros(half, dtype=torch.uint8)) for _ in range(count)
         ]
@@ -57,7 +61,8 @@ class ColdCopy:
                 tensor.add_(1)
         together_us = _us(lambda: [target.copy_(source) for source, target in self._pairs])
         source, target = self._pairs[-1]
-        return max(0.0, together_us / len(self._pairs) - min(_us(lambda: target.copy_(source)) for _ in range(REPEATS)))
+        at_once_us = min(_us(lambda: target.copy_(source)) for _ in range(REPEATS))
+        return self._share * max(0.0, together_us / len(self._pairs) - at_once_us)
 
 
 def _us(work: Callable[[], object]) -> float:
