@@ -26,7 +26,7 @@ run: $(VENV)/.installed
 
 test: lint
 	$(BIN)/python -m pytest -q -m "not alone" -n $(WORKERS) --dist worksteal
-	$(BIN)/python -m pytest -q -m alone -n $(WORKERS) --dist loadgroup --own-core
+	$(BIN)/python -m pytest -q -m alone -n $(WORKERS) --dist loadfile --own-core
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -56,6 +56,7 @@ USER_SIZES = {
     "layernorm": (4, 256, 1024),
     "rmsnorm": (4, 512, 1024),
     "flash_attention": (1, 8, 256, 64),
+    "masked_attention": (1, 8, 256, 64),
     "fused_mlp": (512, 512, 1376),
     "cross_entropy": (512, 4000),
     "rotary_embedding": (2, 8, 512, 64),

@@ -74,7 +74,7 @@ KILLS = "kills"
 GIT_S = 0.006
 """How long a call of git takes here; it is killed somewhere within."""
 
-MODEL = (HERE / "models" / "norms.py").read_text().replace("2, 256, 1024", "1, 16, 1024")
+MODEL = (HERE / "models" / "norms.py").read_text().replace("4, 512, 1024", "1, 16, 1024")
 
 
 def waiting(turns: int) -> str:

@@ -16,8 +16,7 @@ from autokernel.state import load_state
 from tests.loop.conftest import HERE, HONEST, SLOW, git
 from tests.loop.test_orchestrate import end_at, events, measure_the_model_for
 
-pytestmark = pytest.mark.xdist_group("driven")
-"""These tests are steps of one run, in this order: one worker takes them all."""
+# These tests are steps of one run, in this order: one worker must take them all (--dist loadfile).
 
 STARTER = SLOW.replace("i < 3000", "i < 9000")
 ZEROS = HONEST.replace("return right(x, weight, eps)", "return torch.zeros_like(x)")
@@ -80,7 +79,7 @@ def project(tmp_path_factory):
     folder = tmp_path_factory.mktemp("project")
     (folder / "starters").mkdir()
     (folder / "starters" / "rmsnorm.py").write_text(STARTER)
-    (folder / "norms.py").write_text((HERE / "models" / "norms.py").read_text().replace("2, 256, 1024", "2, 128, 1024"))
+    (folder / "norms.py").write_text((HERE / "models" / "norms.py").read_text().replace("4, 512, 1024", "2, 128, 1024"))
     for name, text in {"better.py": HONEST, "zeros.py": ZEROS, "fresh.py": SLOW}.items():
         (folder / name).write_text(text)
     return folder, step(folder, "next", "norms.py", "--op", "rmsnorm", *FLAGS)

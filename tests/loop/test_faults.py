@@ -16,7 +16,7 @@ from autokernel.state import load_state
 from tests.loop import faults
 from tests.loop.faults import Ahead, Cut, Fault, Nursery, Told, final_state, make_project, run_with_faults
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("faults")]  # half a minute for the undisturbed run, once
+pytestmark = pytest.mark.slow  # half a minute for the undisturbed run, once
 
 RANDOM_KILLS = 6
 SEED = "night"

@@ -37,7 +37,7 @@ def events(run_dir, kind):
 def finished(workdir, monkeypatch):
     """The history of rmsnorm after a run with these settings, and the run's directory."""
     model = workdir / "norms.py"
-    model.write_text(model.read_text().replace("2, 256, 1024", "2, 128, 1024"))  # what waits is most of a call
+    model.write_text(model.read_text().replace("4, 512, 1024", "2, 128, 1024"))  # what waits is most of a call
     measure = wholemodel.measure
     monkeypatch.setattr(wholemodel, "measure", lambda *run: measure(*run[:-1], budget_s=1.0))
 

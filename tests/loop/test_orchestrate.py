@@ -65,7 +65,7 @@ def assert_complete(workdir):
     assert history.incumbent == (workdir / "candidates" / "rmsnorm" / "4_fast.py").read_text()
     kept = git(workdir, "log", "--format=%s", f"autokernel/{run.name}", "--grep=^Decision: KEEP")
     assert len(kept.splitlines()) == 1
-    assert kept.startswith("rmsnorm 2x256x1024 fp32: ")
+    assert kept.startswith("rmsnorm 4x512x1024 fp32: ")
     rejected = git(workdir, "for-each-ref", "--format=%(refname)", "refs/autokernel/rejected").splitlines()
     assert [ref.rsplit("/", 1)[1] for ref in sorted(rejected)] == ["1", "2", "3"]
     assert git(workdir, "show", f"autokernel/{run.name}:kernel.py") == history.incumbent.strip()

@@ -106,7 +106,8 @@ def test_summary_counts_intervals_that_exclude_one(scripts):
 
 def test_user_cases_are_calls_of_their_ops(scripts):
     sizes = scripts["judge_speed"].USER_SIZES
-    assert set(sizes) == set(specs()) == set(SIZES) == set(scripts["judge_speed"].ORIGINAL_S)
+    assert set(sizes) == set(specs()) == set(SIZES)
+    assert set(scripts["judge_speed"].ORIGINAL_S) == set(specs()) - {"masked_attention"}  # which the original had not
     for op, spec in specs().items():
         case = sized_case(op, sizes[op]).with_dtype("bf16")
         assert spec.oracle(**spec.make_inputs(case, 1)).isfinite().all()

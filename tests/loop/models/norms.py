@@ -26,4 +26,4 @@ class Model(nn.Module):
 
 
 def get_inputs():
-    return [torch.randn(2, 256, 1024)]
+    return [torch.randn(4, 512, 1024)]
