@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from autokernel.masks import is_causal, lower_triangle, seen_keys
 from autokernel.records import Case, TensorMeta
 from autokernel.spec import (
     DTYPES,
@@ -827,7 +828,7 @@ def _attention_decomposed(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tens
 # Models often pass a mask that is the causal one: the op has `causal` for it, if the values say so.
 
 
-def _attention_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -> Tensor:
+def _attention_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
     grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
 
@@ -851,22 +852,12 @@ def _attention_filled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: floa
     return F.softmax(scores.masked_fill(mask, -math.inf), dim=-1) @ v
 
 
-def _causal(shape: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.ones(shape[-2:], dtype=torch.bool, device=device).tril()
-
-
-def _is_causal(seen: Tensor) -> bool:
-    """Whether [..., seq, seq] is true exactly on and below the diagonal, for all batches and heads."""
-    square = seen.dim() >= 2 and seen.shape[-1] == seen.shape[-2]
-    return square and torch.equal(seen, _causal(tuple(seen.shape), seen.device).expand_as(seen))
-
-
 def _causal_mask() -> Adapter:
     """True where a key is seen."""
     return Adapter(
-        spell=lambda inputs, shape: _causal(shape, inputs["q"].device).expand(shape),
+        spell=lambda inputs, shape: lower_triangle(shape, inputs["q"].device).expand(shape),
         back=None,
-        holds=_is_causal,
+        holds=is_causal,
         dtype="bool",
     )
 
@@ -874,9 +865,9 @@ def _causal_mask() -> Adapter:
 def _inverted_causal_mask() -> Adapter:
     """True where a key is not seen."""
     return Adapter(
-        spell=lambda inputs, shape: ~_causal(shape, inputs["q"].device).expand(shape),
+        spell=lambda inputs, shape: ~lower_triangle(shape, inputs["q"].device).expand(shape),
         back=None,
-        holds=lambda mask: _is_causal(~mask),
+        holds=lambda mask: is_causal(~mask),
         dtype="bool",
     )
 
@@ -886,12 +877,12 @@ def _additive_causal_mask() -> Adapter:
 
     def spell(inputs: Inputs, shape: tuple[int, ...]) -> Tensor:
         q: Tensor = inputs["q"]
-        seen = _causal(shape, q.device).expand(shape)
+        seen = lower_triangle(shape, q.device).expand(shape)
         return torch.zeros(shape, dtype=q.dtype, device=q.device).masked_fill(~seen, torch.finfo(q.dtype).min)
 
     def holds(mask: Tensor) -> bool:
-        seen = mask == 0
-        return _is_causal(seen) and bool((seen | (mask <= torch.finfo(mask.dtype).min)).all())
+        seen = seen_keys(mask)
+        return seen is not None and is_causal(seen)
 
     return Adapter(spell=spell, back=None, holds=holds)
 
@@ -1098,10 +1089,6 @@ def _masked_attention_rounded(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sca
     return _weighted(_repeated_scores(q.float(), k.float(), wide_mask, scale), q, v)
 
 
-def _masked_attention_native(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
-    return _attention_masked(q, k, v, mask, scale)
-
-
 def _attention_biased(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """As T5: no scale, a bias of relative positions in which padding is hidden, too, softmax in fp32."""
     scores = torch.matmul(q, k.transpose(3, 2))
@@ -1160,7 +1147,7 @@ MASKED_ATTENTION = KernelSpec(
     },
     flops=_masked_attention_flops,
     bytes_moved=_masked_attention_bytes,
-    baselines={"eager": _masked_attention_eager, "native": _masked_attention_native},
+    baselines={"eager": _masked_attention_eager, "native": _attention_masked},
     yardstick=_masked_attention_rounded,
     spellings=(
         *(

@@ -6,6 +6,7 @@ attention takes none, so that a captured graph with them can be several times sl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -43,23 +44,32 @@ def _mask(node: Node) -> Any:
 def _drop(node: Node, mask: Tensor) -> bool:
     """Whether the call can do without its mask; then it does."""
     query, key, value, *_ = node.args
-    seen = _seen(mask)
+    seen = seen_keys(mask)
     if seen is None:
         return False
     if bool(seen.all()):
         node.args = (query, key, value)
         return True
     lengths = [argument.meta["val"].shape[-2] for argument in (query, key)]  # type: ignore[union-attr]
-    if seen.dim() < 2 or list(seen.shape[-2:]) != lengths or lengths[0] != lengths[1]:
-        return False
-    if not torch.equal(seen, torch.ones(seen.shape[-2:], dtype=torch.bool, device=seen.device).tril().expand_as(seen)):
+    if list(seen.shape[-2:]) != lengths or not is_causal(seen):
         return False
     node.args = (query, key, value, None, 0.0, True)
     return True
 
 
-def _seen(mask: Tensor) -> Tensor | None:
-    """True where a key is seen, one layer of what is repeated; None where the mask does more than hide."""
+def lower_triangle(shape: Sequence[int], device: torch.device) -> Tensor:
+    """The mask [seq, seq] of a `shape` that ends so: true where a query sees a key, which is not after it."""
+    return torch.ones(shape[-2:], dtype=torch.bool, device=device).tril()
+
+
+def is_causal(seen: Tensor) -> bool:
+    """Whether [..., seq, seq] is true exactly on and below the diagonal, for all batches and heads."""
+    square = seen.dim() >= 2 and seen.shape[-1] == seen.shape[-2]
+    return square and torch.equal(seen, lower_triangle(seen.shape, seen.device).expand_as(seen))
+
+
+def seen_keys(mask: Tensor) -> Tensor | None:
+    """True where a key is seen, one layer of what is repeated; None where an additive mask does more than hide."""
     for dim in range(mask.dim() - 2):
         if mask.stride(dim) == 0:
             mask = mask.narrow(dim, 0, min(1, mask.shape[dim]))

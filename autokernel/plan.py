@@ -6,6 +6,7 @@ FLOPs and bytes against measured ceilings. Nothing is optimized here.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,12 +21,12 @@ from autokernel.loading import ANY_CAPTURED, REFERENCE, STARTER, get_spec, is_ca
 from autokernel.match import Match, Matcher
 from autokernel.model import LoadedModel
 from autokernel.profiler import ModelProfile, attribute_nodes
-from autokernel.proof import untrue_adapter
+from autokernel.proof import argument_value
 from autokernel.records import Case, PlannedOp, TimedCase
 from autokernel.regions.choose import RegionOp, Regions
 from autokernel.regions.partition import is_view
 from autokernel.roofline import Ceilings, floor_us
-from autokernel.spec import KernelSpec
+from autokernel.spec import Adapter, KernelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,10 +141,18 @@ def true_matches(matcher: Matcher, graph: CapturedGraph) -> tuple[list[Match], l
     """The graph's matches whose adapters hold on the recorded values, and what the others say."""
     kept: list[Match] = []
     refused: list[str] = []
-    values: dict[Node, Any] = {}
+
+    @functools.cache  # layers share their masks and tables, and each match is asked for twice
+    def value(node: Node) -> Any:
+        return argument_value(graph.gm, graph.inputs, node)
+
+    @functools.cache
+    def holds(adapter: Adapter, node: Node) -> bool:
+        return adapter.holds(value(node))
 
     def untrue(match: Match) -> str | None:
-        return untrue_adapter(graph.gm, graph.inputs, match.spelling, match.inputs, values)
+        adapters = match.spelling.adapters.items()
+        return next((name for name, adapter in adapters if not holds(adapter, match.inputs[name])), None)
 
     for match in matcher.find(graph.gm, prefer=lambda match: untrue(match) is None):
         if name := untrue(match):

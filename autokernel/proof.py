@@ -81,26 +81,11 @@ def run_nodes(gm: GraphModule, nodes: Sequence[Node], environment: Mapping[Node,
     return values[nodes[-1]]
 
 
-def untrue_adapter(
-    gm: GraphModule,
-    given: Sequence[Any],
-    spelling: Spelling,
-    inputs: Mapping[str, Node],
-    known: dict[Node, Any],
-) -> str | None:
-    """Name of an adapted argument whose adapter does not hold when the graph is `given` these; None if all hold.
-
-    Only what the argument depends on is run; `known` keeps the arguments' values for the next call.
-    """
-    for name, adapter in spelling.adapters.items():
-        node = inputs[name]
-        if node not in known:
-            needed = ancestors(node)
-            placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-            environment = dict(zip(placeholders, given, strict=True))
-            order = [n for n in gm.graph.nodes if n in needed and n.op != "placeholder"]
-            with torch.no_grad():
-                known[node] = run_nodes(gm, order, environment) if order else environment[node]
-        if not adapter.holds(known[node]):
-            return name
-    return None
+def argument_value(gm: GraphModule, given: Sequence[Any], node: Node) -> Any:
+    """Value of one node when the graph is `given` these inputs; only what it depends on is run."""
+    needed = ancestors(node)
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    environment = dict(zip(placeholders, given, strict=True))
+    order = [n for n in gm.graph.nodes if n in needed and n.op != "placeholder"]
+    with torch.no_grad():
+        return run_nodes(gm, order, environment) if order else environment[node]

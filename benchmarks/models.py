@@ -77,13 +77,17 @@ def measure(row: Row, args: argparse.Namespace, folder: Path, write: Callable[[]
         "backend": args.backend,
         "dtype": args.dtype,
     }
+
+    def tell() -> None:
+        row.seconds = time.perf_counter() - started
+        write()
+
     try:
         for _ in _walk(row, asked, folder, args):
-            row.seconds = time.perf_counter() - started
-            write()
+            tell()
     except AutokernelError as error:
-        row.failed, row.seconds = str(error), time.perf_counter() - started
-        write()
+        row.failed = str(error)
+        tell()
 
 
 def _walk(row: Row, asked: dict[str, Any], folder: Path, args: argparse.Namespace) -> Iterator[None]:
